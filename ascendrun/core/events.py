@@ -39,6 +39,8 @@ _EVENT_TYPES = (
     EventType("submitted-to-engine", Severity.INFO),
     EventType("store-rebuilt", Severity.WARNING),
     EventType("job-rebuilt", Severity.WARNING),
+    EventType("standby-in-sync", Severity.INFO),
+    EventType("standby-out-of-sync", Severity.WARNING),
     EventType("state-changed", Severity.INFO),
     EventType("completed", Severity.INFO),
     EventType("diagnosed", Severity.INFO),

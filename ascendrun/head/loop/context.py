@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ascendrun.core.retention import Retention
 from ascendrun.head.agents.connections import Connections
+from ascendrun.head.loop.replica import Replica
 from ascendrun.head.loop.steps import Guard, JobSteps
 from ascendrun.head.spool.artifact_store import requests_dir
 from ascendrun.head.state.job_files import waiting_jobs
@@ -35,6 +36,8 @@ class Context:
         self.state_dir: Path = store.path.parent
         self.steps = JobSteps(store, guard)
         self.queue: SharedQueue | None = None
+        self.replica = Replica(store, links.post, guard)
+        self.steps.after = lambda call: self.replica.after(call)
 
     @cached_property
     def kept_facts(self) -> KeptFacts:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Callable
 
@@ -22,6 +22,7 @@ from ascendrun.head.loop.guard import LOCK_NAME, environment, guard_pid, is_guar
 from ascendrun.head.loop.live_jobs import LiveJobs
 from ascendrun.head.loop.monitors import Monitors, PulseWriter
 from ascendrun.head.loop.operations import Operations
+from ascendrun.head.loop.replica import OPS as STANDBY_OPS
 from ascendrun.head.loop.requests import Requests
 from ascendrun.head.loop.steps import Guard
 from ascendrun.head.loop.watch import LoopWatch
@@ -104,7 +105,7 @@ class Controller:
         self._open_requests = 0
         self._has_preloaded = False
         self._has_ended = threading.Event()
-        self._is_over = False
+        self._is_over = self._is_stopped = False  # stopped: by a command
         self._is_replaced = False  # on disk, by another release
         self.restarts = False
         """Whether this process is to become the release on disk, with a guard, when `run` has returned."""
@@ -117,6 +118,10 @@ class Controller:
         self._inbox.put(call)
 
     def _on_request(self, op: str, header: Mapping[str, Any], body: bytes, answer: Answer) -> None:
+        if op in STANDBY_OPS:  # a stream that stays open is not a request in progress
+            self.post(lambda: self._context.replica.serve(op, header, answer))
+            return
+
         def answer_open(reply: Message | AscendrunError | None, body: bytes, is_last: bool) -> None:
             answer(reply, body, is_last)
             if is_last:
@@ -161,6 +166,7 @@ class Controller:
                     next_tick = time.monotonic() + wait_s
                     self._watch.expect(wait_s)
                 self._guard(self._jobs.steps.work_off)
+                self._guard(self._context.replica.flush)
                 if self._guard.store_is_damaged:
                     self._guard(self._heal)
                 if self._is_busy():
@@ -173,6 +179,7 @@ class Controller:
     def _close(self) -> None:
         self._has_ended.set()
         self._watch.close()
+        self._guard(partial(self._context.replica.close, is_planned=self._is_stopped))
         self._server.close()
         if self.restarts:
             for call in self._next_calls(0.0):
@@ -201,6 +208,7 @@ class Controller:
         if not self._store.is_in_place():
             self._heal()
         self._links.tick()
+        self._context.replica.tick()
         self._pulse.tick(self._jobs)
         if self._jobs:
             if not self._has_preloaded:
@@ -289,7 +297,7 @@ class Controller:
 
     def _shutdown(self, request: messages.Shutdown, answer: Answer) -> None:
         answer(Done(), b"", True)
-        self._is_over = True
+        self._is_over = self._is_stopped = True
 
 
 @cache

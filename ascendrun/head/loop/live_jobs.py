@@ -15,6 +15,7 @@ from ascendrun.head.protocol.file_messages import FileData, FileLimited, FileTro
 from ascendrun.head.protocol.messages import Message
 from ascendrun.head.protocol.remote import AgentConnection, boot_s
 from ascendrun.head.state.job_table import StoredJob
+from ascendrun.head.state.state_dir import SPOOL_COMPLETE, spool_dir
 from ascendrun.node.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ class LiveJobs:
             self.allocations.drained.add(job_id)
             return
         self._store.jobs.mark_drained(job_id)
+        self._store.on_change(spool_dir(self._state_dir, job_id, runner.job.attempt) / SPOOL_COMPLETE)
         if "placement" in vars(self):
             self.placement.use.end(runner)
         del self.steps.runners[job_id]
@@ -198,7 +200,7 @@ class LiveJobs:
             self._guard(lambda: self.machines.reconciler.on_up(link))
         users = [(runner, host) for runner in self if (host := runner.uses(link)) is not None]
         for runner, host in users:
-            runner.on_up(host)
+            self.context.replica.after(partial(runner.on_up, host))  # it repeats what was decided
         if not users and not link.info.live and "allocations" in vars(self):
             self.allocations.drop_empty(link.host)
 

@@ -44,12 +44,12 @@ class Requests:
         self._context, self._store, self._jobs, self._operations = context, context.store, jobs, operations
         self._heal, self._prune_due_mono = heal, time.monotonic() + FIRST_S
         self.handlers: dict[type[Request[Any]], Handler] = {
-            messages.Submit: self._submit,
-            messages.Stop: self._stop,
-            messages.Retry: self._retry,
-            messages.Release: self._release,
-            messages.ChangeMachines: self._change_machines,
-            messages.HoldJob: self._hold,
+            messages.Submit: self._durable(self._submit),
+            messages.Stop: self._durable(self._stop),
+            messages.Retry: self._durable(self._retry),
+            messages.Release: self._durable(self._release),
+            messages.ChangeMachines: self._durable(self._change_machines),
+            messages.HoldJob: self._durable(self._hold),
             messages.Plan: lambda request, answer: operations.plan(request, answer, self._jobs.placement.place),
             messages.Exec: operations.execute,
             messages.Nodes: operations.query_nodes,
@@ -81,13 +81,22 @@ class Requests:
             )
             answer(error, b"", True)
             return
+        found = kind
+
+        def begin() -> None:
+            request = found.from_header(header)
+            handle = partial(self._guarded, answer, lambda: self.handlers[found](request, answer))
+            self._context.replica.after_trees(self._trees_of(request), handle)
+
+        self._guarded(answer, begin)
+
+    def _guarded(self, answer: Answer, call: Callable[[], None]) -> None:
         try:
-            request = kind.from_header(header)
             try:
-                self.handlers[kind](request, answer)
+                call()
             except StoreDamagedError:
                 self._heal()
-                self.handlers[kind](request, answer)
+                call()
         except LostLeaseError:
             raise
         except AscendrunError as error:
@@ -100,6 +109,24 @@ class Requests:
                 hint=Text("control.internal.hint", "report this with the traceback in {log}", log=log),
             )
             answer(failure, b"", True)
+
+    def _trees_of(self, request: Request[Any]) -> set[str]:
+        """Return the packed directories of the job that a request starts: a standby gets them before the job."""
+        trees: list[Mapping[str, Any]] = []
+        if isinstance(request, messages.Submit):
+            trees = [tree for one in request.submissions for tree in one["trees"]]
+        elif isinstance(request, messages.Retry):
+            trees = [*self._store.jobs.find(request.job).trees]
+        return {str(tree["sha256"]) for tree in trees}
+
+    def _durable(self, handler: Handler) -> Handler:
+        """Return a handler whose reply waits until what it stored is on the standby too."""
+
+        def handle(request: Request[Any], answer: Answer) -> None:
+            replica = self._context.replica
+            handler(request, lambda reply, body, is_last: replica.after(lambda: answer(reply, body, is_last)))
+
+        return handle
 
     def _submit(self, request: messages.Submit, answer: Answer) -> None:
         from ascendrun.head.loop.early_look import WAITS_S, look_early

@@ -59,12 +59,13 @@ class Guard:
 
 class JobSteps:
     """Use from the controller's thread. `runners`: by job id. `carry_out(runner, before, step)`: performs what a
-    stored step decided; `before` is the job before it."""
+    stored step decided; `before` is the job before it. `after`: calls when what is stored is on the standby too."""
 
     def __init__(self, store: Store, guard: Guard) -> None:
         self._store, self._guard = store, guard
         self.runners: dict[str, JobRunner] = {}
         self.carry_out: Callable[[JobRunner, Job, Step], None] = lambda runner, before, step: None
+        self.after: Callable[[Callable[[], None]], None] = lambda call: call()
         self._inputs: deque[tuple[str, JobInput]] = deque()
         self._unsaved: dict[str, Step] = {}
         self._alone: dict[str, tuple[int, str, float]] = {}
@@ -192,10 +193,21 @@ class JobSteps:
                 runner.job = step.job
                 if step.job.attempt != before.attempt:
                     runner.begin_attempt()
+        except StoreUnusableError as error:
+            self._keep(job_id, step, error)
+            return
+        self.after(partial(self._perform, runner, before, step))
+
+    def _perform(self, runner: JobRunner, before: Job, step: Step) -> None:
+        try:
             self.carry_out(runner, before, step)
         except StoreUnusableError as error:
-            self._unsaved[job_id] = step
-            if isinstance(error, StoreDamagedError):
-                self._guard.store_is_damaged = True
-            else:
-                self._guard.log_exception()
+            self._keep(runner.job.id, step, error)
+
+    def _keep(self, job_id: str, step: Step, error: StoreUnusableError) -> None:
+        later = self._unsaved.get(job_id)
+        self._unsaved[job_id] = step if later is None else step.then(later)
+        if isinstance(error, StoreDamagedError):
+            self._guard.store_is_damaged = True
+        else:
+            self._guard.log_exception()

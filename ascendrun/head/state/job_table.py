@@ -15,7 +15,7 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.events import Event, JobEvent
 from ascendrun.core.jobs.job_copy import OF_JOB, JobCopy, seal, unseal
-from ascendrun.head.state.job_files import write_copy, write_record
+from ascendrun.head.state.job_files import COPY_FILE, RECORD_FILE, job_folder, write_copy, write_record
 from ascendrun.head.state.store_file import StoreFile
 from ascendrun.node.failpoint import failpoint
 from ascendrun.text import Text
@@ -231,6 +231,7 @@ class JobTable:
         copy = StoredJob(job, key, **row).copy(number)
         _add_row(db, number, copy, is_drained=False)
         self._file.new_files.append(write_copy(self._state_dir, copy))
+        self._file.on_change(self._file.new_files[-1])
         code, more = ("submitted", {}) if job.engine is None else ("submitted-to-engine", {"engine": job.engine})
         submitted = Event(code, {"name": job.name, **more}, job.pool or job.hosts, attempt=job.attempt, at_s=now_s)
         self._write(db, job, [submitted], now_s)
@@ -244,6 +245,7 @@ class JobTable:
         taken = db.execute("SELECT 1 FROM jobs WHERE number = ?", (copy.number,)).fetchone()
         number = self._file.take_number() if taken else copy.number
         _add_row(db, number, copy, is_drained=is_drained)
+        self._file.on_change(job_folder(self._state_dir, job.id) / COPY_FILE)
         self._write(db, job, events, time.time())
 
     def save(self, job: Job, events: Sequence[Event], *, now_s: float) -> None:
@@ -284,6 +286,7 @@ class JobTable:
         with suppress(OSError):
             write_record(self._state_dir, job.id, text)
             self._kept[job.id] = job
+            self._file.on_change(job_folder(self._state_dir, job.id) / RECORD_FILE)
 
     def remove(self, job_ids: Sequence[str]) -> None:
         """Remove the rows of ended jobs and their events. Their ids are not used again."""
@@ -293,6 +296,7 @@ class JobTable:
                 db.execute("DELETE FROM events WHERE job = ?", (job_id,))
         for job_id in job_ids:
             self._kept.pop(job_id, None)
+            self._file.on_change(job_folder(self._state_dir, job_id))
 
     def mark_drained(self, job_id: str) -> None:
         """Record that every byte of the job's nodes is in the spool."""

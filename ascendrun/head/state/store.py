@@ -57,6 +57,8 @@ class MachineTable:
             write_all_json({str(self._folder / quote(one.key, safe="")): to_json(one) for one in records})
             for key in gone:
                 (self._folder / quote(key, safe="")).unlink(missing_ok=True)
+            for key in (*(one.key for one in records), *gone):
+                self._file.on_change(self._folder / quote(key, safe=""))
         with self._file.writing() as db:
             rows = [(one.key, json.dumps(to_json(one))) for one in records]
             db.executemany("INSERT OR REPLACE INTO machines VALUES (?, ?)", rows)

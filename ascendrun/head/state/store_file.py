@@ -112,6 +112,8 @@ class StoreFile(Database):
         self._opened_stamp = stamp_of(path)
         self.is_suspect = False
         self.new_files: list[Path] = []
+        self.on_change: Callable[[Path], None] = lambda path: None
+        """Called with each file, and removed directory, from which rows are rebuilt."""
 
     @classmethod
     def open_for_reading(cls: type[F], state_dir: Path, *, busy_s: float | None = None) -> F:
@@ -358,6 +360,7 @@ class StoreFile(Database):
             with self.raising_unusable(self.path):
                 reserved.write(self.path.parent)
             self._head = reserved
+            self.on_change(self.path.parent / HEAD_FILE)
         self._next_number += 1
         return self._next_number - 1
 
