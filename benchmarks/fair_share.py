@@ -198,10 +198,8 @@ def within(one: Work, start_s: float, until_s: float) -> float:
     return one.devices * max(0.0, min(start_s + one.real_s, until_s) - start_s)
 
 
-def measure(sheet: Sheet, name: str, work: Sequence[Work], policy: Plain | Ours) -> list[str]:
-    began = time.perf_counter()
-    starts = list(simulate(work, policy))
-    wall_s = time.perf_counter() - began
+def outcome(work: Sequence[Work], starts: Sequence[tuple[Work, float]]) -> dict[str, float]:
+    """Return utilisation and shares up to the last submission, and the waits in seconds. `starts`: as of simulate()."""
     until_s = work[-1].at_s
     delivered: Counter[str] = Counter()
     demand: Counter[str] = Counter()
@@ -210,17 +208,28 @@ def measure(sheet: Sheet, name: str, work: Sequence[Work], policy: Plain | Ours)
         demand[one.user] += round(one.devices * one.real_s)
     total = sum(delivered.values())
     fair = entitled(demand, total)
-    error = max(abs(delivered[user] - fair[user]) / total for user in fair)
     waits = [start_s - one.at_s for one, start_s in starts]
-    values = {
+    return {
         "utilisation": total / (DEVICES * until_s),
         "median_wait_s": statistics.median(waits),
         "longest_wait_s": max(waits),
-        "share_error": error,
+        "share_error": max(abs(delivered[user] - fair[user]) / total for user in fair),
     }
-    sheet.add(policy=name, jobs=len(starts), **values, wall_s=wall_s, load=os.getloadavg()[0])
+
+
+def cells(values: Mapping[str, float]) -> list[str]:
+    """Return the cells of outcome() in a table: %, hours, hours, %."""
     waited = [f"{values[key] / 3600:.1f}" for key in ("median_wait_s", "longest_wait_s")]
-    return [name, shown(values["utilisation"], "%"), *waited, shown(error, "%"), f"{len(starts)} of {len(work)}"]
+    return [shown(values["utilisation"], "%"), *waited, shown(values["share_error"], "%")]
+
+
+def measure(sheet: Sheet, name: str, work: Sequence[Work], policy: Plain | Ours) -> list[str]:
+    began = time.perf_counter()
+    starts = list(simulate(work, policy))
+    wall_s = time.perf_counter() - began
+    values = outcome(work, starts)
+    sheet.add(policy=name, jobs=len(starts), **values, wall_s=wall_s, load=os.getloadavg()[0])
+    return [name, *cells(values), f"{len(starts)} of {len(work)}"]
 
 
 def main() -> None:
