@@ -22,7 +22,7 @@ from ascendrun.health.diagnosis.classes import failure_of, fingerprint_of
 
 CASES = [load(path) for path in case_files()]
 TABLES = sorted(path.stem for path in (Path(__file__).parents[2] / "ascendrun/ascend/vocabularies").glob("*.toml"))
-for name in ("wordings", "groups", "waits"):  # no values
+for name in ("wordings", "groups", "waits", "hints"):  # no values
     TABLES.remove(name)
 
 
@@ -398,3 +398,25 @@ def test_the_hint_follows_from_domain_and_scope(ranks: str, message: str, helps:
     groups = [{"ranks": ranks, "at": 60, "exit": 1, "err": f"{FRAME}{message}"}]
     groups += [{"ranks": "rest", "at": 60.2, "exit": -15, "stopped": True}] * (ranks != "all")
     assert helps in render(found_of("", per_host=4, groups=groups), "en").hint
+
+
+@pytest.mark.parametrize(
+    ("err", "row", "helps", "not_shown"),
+    [
+        ("RuntimeError: CUDA out of memory.", {"family": "cuda"}, "`nvidia-smi`", "npu-smi"),
+        ("ModuleNotFoundError: No module named 'acl'", {"family": "npu"}, "set_env.sh", "pip install"),
+        ("OSError: [Errno 98] Address already in use: ('0.0.0.0', 29500)", {}, "sport = :29500", "PORT"),
+        (
+            "RuntimeError: call failed. You can set the environment variable ASCEND_LAUNCH_BLOCKING=1.",
+            {"family": "npu", "hosts": {"npu01": {"facts": {"environ": {"ASCEND_LAUNCH_BLOCKING": "1"}}}}},
+            "--rank 1",
+            "LAUNCH_BLOCKING",
+        ),
+    ],
+    ids=["another accelerator", "a module of CANN", "a port", "a variable that is set already"],
+)
+def test_the_hint_fits_the_job(err: str, row: dict[str, object], helps: str, not_shown: str) -> None:
+    found = found_of(FRAME + err, **row)
+    for lang in ("en", "zh"):
+        hint = render(found, lang).hint
+        assert helps in hint and not_shown not in hint, hint

@@ -262,6 +262,29 @@ def says(text: str, *names: str) -> bool:
     return False
 
 
+def is_warning(text: str) -> bool:
+    """Return whether its level is a warning. NCCL's WARN, and a warning that reports an error, are errors."""
+    return says(text, "warning") and not says(text, "report")
+
+
+def is_try(text: str) -> bool:
+    """Return whether c10d could not reach the store yet: it warns for each attempt, and finally raises."""
+    return says(text, "store-not-there") and is_warning(text)
+
+
+def is_error_line(text: str) -> bool:
+    """Return whether a plog line is not of a level below ERROR."""
+    return not text.startswith(("[INFO]", "[DEBUG]", "[WARNING]", "[EVENT]"))
+
+
+def has_inner_code(code: str, texts: Iterable[str]) -> bool:
+    """Return whether a message with this code, which may stand for a failure in a lower layer, has another one."""
+    layer, _, outer = code.partition("-")
+    value = value_of("acl", outer) if layer == "ACL" else None
+    hits = (found["code"] for text in texts for found in wording("return-code").finditer(text))
+    return value is not None and value.is_outer and any(inner not in (outer, "0", "0x0") for inner in hits)
+
+
 def kernel_values(text: str) -> Iterator[Value]:
     """Yield the events that a line of the kernel log reports."""
     return (value for key, value in vocabulary("kernel").items() if key in text)

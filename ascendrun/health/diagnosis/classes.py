@@ -13,7 +13,7 @@ from typing import Any
 
 from ascendrun.ascend import vocabularies
 from ascendrun.ascend.signatures import signature_of
-from ascendrun.ascend.vocabularies import Value, deepest, says, value_of, value_of_row, wording
+from ascendrun.ascend.vocabularies import Value, deepest, is_error_line, says, value_of, value_of_row, wording
 from ascendrun.core.jobs.job import Exit
 from ascendrun.core.jobs.outcome import exit_reason
 from ascendrun.core.jobs.reasons import LOST, FirstFailure, Reason, because
@@ -23,7 +23,7 @@ from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.candidates import is_timely
 from ascendrun.health.diagnosis.evidence import Evidence, surely_before
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS, expand
-from ascendrun.health.diagnosis.lines.rank_lines import is_error_line, services_in
+from ascendrun.health.diagnosis.lines.rank_lines import services_in
 from ascendrun.health.diagnosis.lines.tracebacks import is_library, module_of
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.render import caveat

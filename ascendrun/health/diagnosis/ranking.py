@@ -16,12 +16,15 @@ from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Proof, Role, Suspect
 from ascendrun.health.diagnosis.wait_rules import FEW_SHARE, blame_waiting
+from ascendrun.health.hints import named_in
 from ascendrun.text import Text
 
 CERTAIN_FROM = 60
 """A weaker reason is never reported as certain."""
 CLEARLY_S = 1.0
 MOST_DETAILS = 3
+VARIABLE_CHARACTERS = 40
+"""No hint sets a variable to a longer value."""
 MUTE_S = 0.3
 """Output is read in pieces: a line may have been written this long before it was received."""
 
@@ -64,6 +67,7 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
         missing=_missing(evidence),
         domain="" if value is None else value.domain,
         rules=winner.rules,
+        given=_given_of(winner, evidence, timelines),
     )
     return classified(found, winner, evidence, timelines) if winner.strength else found
 
@@ -103,6 +107,21 @@ def _told_of(
     waits = Counter(one.waited for one in timelines if one.waited and (winner.rules or not winner.strength))
     waited = next((kind for kind, _ in waits.most_common(1)), "")
     return proofs, {key: text for key, text in (("advice", advice), ("detail", detail), ("waited", waited)) if text}
+
+
+def _given_of(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeline]) -> Mapping[str, str]:
+    """Return what a hint may name: of the job, the first rank, its message, and the short variables of its host."""
+    first = next((one for one in timelines if one.rank.rank in winner.ranks and one.rank.rank >= 0), None)
+    told = first.said if first is not None and first.said else [proof.line for proof in winner.proofs]
+    numbers = {} if first is None else {"R": first.rank.rank, "N": first.rank.device}
+    variables = evidence.host(winner.hosts[0]).facts.get("environ", {}) if winner.hosts else {}
+    return {
+        **named_in(told, {"accelerator": evidence.device_type, "launcher": evidence.launcher}),
+        **{place: str(number) for place, number in numbers.items() if number is not None},
+        **{f"${name}": text for name, text in variables.items() if len(str(text)) <= VARIABLE_CHARACTERS},
+        "JOB": evidence.job,
+        "HOST": ",".join(winner.hosts),
+    }
 
 
 # ---------------------------------------------------------------- the choice

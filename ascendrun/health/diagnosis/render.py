@@ -13,6 +13,7 @@ from dataclasses import replace
 from ascendrun.ascend.signatures import Description, scan, signature_of, strongest
 from ascendrun.ascend.vocabularies import is_of_several, is_open
 from ascendrun.health.diagnosis.result import ChainLink, Diagnosis, Proof, Role
+from ascendrun.health.hints import fitting
 from ascendrun.text import Rendered, Text, language, listed, template_of, translations
 from ascendrun.text.format import label_ranks
 
@@ -65,12 +66,13 @@ def _string(value: str | Rendered, lang: str) -> str:
 def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> Description:
     if f"diagnosis.{diagnosis.code}.message" in translations("en"):
         texts = {part: _fill(_sentence(diagnosis, part, lang), values) for part in ("message", "cause", "hint")}
+        hints = [texts["hint"]]
         if diagnosis.code == "exception":
-            texts.update(_of_exception(diagnosis, values, lang))
+            texts["cause"], hints = _of_exception(diagnosis, values, lang, cause=texts["cause"])
         elif is_open(diagnosis.code) and diagnosis.domain != "outside":
-            texts["hint"] = _joined(texts["hint"], _fix_of(diagnosis, lang), lang)
-        texts["hint"] = _joined(texts["hint"], _first_text([f"{diagnosis.domain}.{values.get('waited')}"], lang), lang)
-        return Description(**texts)
+            hints += _fixes(diagnosis, lang)
+        hints += _first_text([f"{diagnosis.domain}.{values.get('waited')}"], lang)
+        return Description(texts["message"], texts["cause"], fitting(hints, diagnosis.given, lang))
     signature = signature_of(diagnosis.code)
     if signature is None:
         sentence = listed("diagnosis.failed-first", who=values["who"], reason=diagnosis.code)
@@ -88,8 +90,9 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
         sentence = listed("diagnosis.path", **given, **path)
     else:
         sentence = listed("diagnosis.points-to" if is_of_several(diagnosis.code) else "diagnosis.failed-first", **given)
-    hint = _joined(known.hint, _fix_of(diagnosis, lang, of_domain=False), lang)
-    return Description(sentence.render(lang), known.cause, _with_advice(hint, values, lang))
+    hints = [*_advice(values, lang), known.hint, *_fixes(diagnosis, lang, of_domain=False)]
+    hint = fitting(hints, diagnosis.given, lang) or fitting(_fixes(diagnosis, lang), diagnosis.given, lang)
+    return Description(sentence.render(lang), known.cause, hint)
 
 
 def class_text(found: Diagnosis) -> Text | None:
@@ -100,44 +103,37 @@ def class_text(found: Diagnosis) -> Text | None:
     return listed(f"diagnosis.scope.{found.scope}", domain=domain, hosts=found.hosts) if found.scope else domain
 
 
-def _of_exception(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> Mapping[str, str]:
-    """Return cause and hint of an exception: what its message advises, then what helps, or of the program's own errors
+def _of_exception(diagnosis: Diagnosis, values: Mapping[str, str], lang: str, *, cause: str) -> tuple[str, list[str]]:
+    """Return cause and hints of an exception: what its message advises, then what helps, or of the program's own errors
     the words of the catalogue for their class."""
-    where, fix = values.get("where", "?"), _fix_of(diagnosis, lang)
+    where, fixes, advice = values.get("where", "?"), _fixes(diagnosis, lang), _advice(values, lang)
     place = listed("diagnosis.see-output") if where == "?" else listed("diagnosis.see-traceback", where=where)
     hits = [hit for hit in scan([(0, f"{values.get('type', '')}: ")]) if hit.signature.code.startswith("python-")]
     best = strongest(hits)
     known = Description("", "", "") if best is None else best.signature.words(lang)
-    cause = known.cause or (listed(f"diagnosis.domain.{diagnosis.domain}").render(lang) if fix else "")
-    hint = _with_advice(fix or ("" if "advice" in values else known.hint), values, lang)
-    return {**({"cause": cause} if cause else {}), "hint": _joined(place.render(lang), hint, lang)}
+    domain = listed(f"diagnosis.domain.{diagnosis.domain}").render(lang) if fixes else cause
+    return known.cause or domain, [place.render(lang), *advice, *(fixes or ([] if advice else [known.hint]))]
 
 
-def _fix_of(diagnosis: Diagnosis, lang: str, *, of_domain: bool = True) -> str:
+def _fixes(diagnosis: Diagnosis, lang: str, *, of_domain: bool = True) -> list[str]:
     """Return what to check first: of the first value that has it, else of the domain in its phase; then of the domain
-    in its scope. Of the domain without these; "" for the program's own errors of no kind."""
+    in its scope. Of the domain without these; [] for the program's own errors of no kind."""
     domain = diagnosis.domain
     fixes = [one.fix for one in diagnosis.why if one.fix and one.domain == domain]
     exact = _first_text([*fixes, *[f"{domain}.{diagnosis.phase}"] * of_domain], lang)
     is_alone = of_domain and not exact
     wide = [f"{domain}.{diagnosis.scope}"] * (is_alone or diagnosis.scope == "host") + [domain] * is_alone
-    return _joined(exact, _first_text(wide, lang), lang)
+    return exact + _first_text(wide, lang)
 
 
-def _first_text(fixes: Sequence[str], lang: str) -> str:
+def _first_text(fixes: Sequence[str], lang: str) -> list[str]:
     known = (f"diagnosis.fix.{name}" for name in fixes)
-    return next((listed(key).render(lang) for key in known if key in translations("en")), "")
+    return [listed(key).render(lang) for key in known if key in translations("en")][:1]
 
 
-def _with_advice(hint: str, values: Mapping[str, str], lang: str) -> str:
-    """Return what the message advises, before the hint of the catalogue."""
-    advice = listed("diagnosis.advice", advice=values.get("advice", "")).render(lang)
-    return _joined(advice if "advice" in values else "", hint, lang)
-
-
-def _joined(first: str, second: str, lang: str) -> str:
-    both = listed("diagnosis.and", first=first, second=second)
-    return both.render(lang) if first and second else first or second
+def _advice(values: Mapping[str, str], lang: str) -> list[str]:
+    """Return what the message advises."""
+    return [listed("diagnosis.advice", advice=values["advice"]).render(lang)] if "advice" in values else []
 
 
 def _sentence(diagnosis: Diagnosis, part: str, lang: str) -> str:

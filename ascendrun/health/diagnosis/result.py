@@ -72,7 +72,7 @@ class Diagnosis:
     UNKNOWN: not known, or of an attempt that did not fail. `why`: what the domain follows from, the deciding value
     first. `rules`: if all ranks only waited, those tried, the applied one last. `outcome`: later actions of ascendrun.
     `anomalies`: of a job that did not fail. `missing`: unreadable evidence. `labels`: names of the ranks of roles.
-    `message`, `cause`, `hint`: set by `render`. Texts are rendered at output."""
+    `given`: what its hint may name (health.hints). `message`, `cause`, `hint`: set by `render`, as texts are."""
 
     code: str
     confidence: Confidence
@@ -97,6 +97,7 @@ class Diagnosis:
     anomalies: tuple[Text, ...] = ()
     missing: tuple[Text, ...] = ()
     labels: Mapping[int, str] = field(default_factory=dict)
+    given: Mapping[str, str] = field(default_factory=dict)
     message: str = ""
     cause: str = ""
     hint: str = ""

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, takewhile
 
-from ascendrun.ascend.vocabularies import alike, says, strength_of, wording
+from ascendrun.ascend.vocabularies import alike, is_warning, says, strength_of, wording
 from ascendrun.core.jobfile.launchers import RAY
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence, moment
-from ascendrun.health.diagnosis.lines.rank_lines import is_warning
 from ascendrun.health.diagnosis.result import CAUSE, TEARDOWN, Proof, Suspect, proof_of
 from ascendrun.text import Text, listed
 

@@ -23,17 +23,6 @@ SPECIFIC_FROM, NEUTRAL_BELOW = 80, 20
 """Strengths of rows that say more than the exception that led to them, and of postscripts that every failure has."""
 
 
-def has_inner_code(hit: Hit, texts: Iterable[str]) -> bool:
-    """Return whether the message has another return code: the failure may be below the reporting call."""
-    layer, _, outer = hit.signature.code.partition("-")
-    value = vocabularies.value_of("acl", outer) if layer == "ACL" else None
-    if value is None or not value.is_outer:  # such a code may stand for a failure in a lower layer
-        return False
-    return any(
-        found["code"] not in (outer, "0", "0x0") for text in texts for found in wording("return-code").finditer(text)
-    )
-
-
 class Fatal(rank_lines.RankLines):
     """A rank's lines with the fatal exception. `chain`: exceptions that led to the rank's end, None: none found."""
 
@@ -184,7 +173,9 @@ class Fatal(rank_lines.RankLines):
         is_aside = chain.kind == "thread" or is_torn or has_other
         unsure = not self.is_last_output(chain) or was_handled or is_aside or chain.is_argued
         if hit is not None:
-            is_inner = has_inner_code(hit, (lines[index].text for index in self.message_of(chain.root)))
+            is_inner = vocabularies.has_inner_code(
+                hit.signature.code, (lines[index].text for index in self.message_of(chain.root))
+            )
             is_of_others = hit.signature.blames in ("peer", "network")
             may_be_others = is_of_others and rank_lines.services_in(chain.root.text, by_address=True)
             unsure = unsure or is_inner or bool(may_be_others)

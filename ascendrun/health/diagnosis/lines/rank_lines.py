@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ascendrun.ascend.peer_messages import EXEC, LOST, PeerMessage, read_messages
 from ascendrun.ascend.signatures import Hit, scan
-from ascendrun.ascend.vocabularies import alike, class_of, is_kind, says, values_in, wording
+from ascendrun.ascend.vocabularies import alike, class_of, is_kind, is_try, is_warning, says, values_in, wording
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, is_after_stop, moment
@@ -63,21 +63,6 @@ def services_in(text: str, *, by_address: bool = False) -> tuple[str, ...]:
     outside of the job, or one of its ranks."""
     hosts = (one for found in wording("service").findall(text) for one in found if one)
     return tuple(host for host in hosts if (_BARE.fullmatch(host) is not None) == by_address)
-
-
-def is_warning(text: str) -> bool:
-    """Return whether its level is a warning. NCCL's WARN, and a warning that reports an error, are errors."""
-    return says(text, "warning") and not says(text, "report")
-
-
-def is_try(text: str) -> bool:
-    """Return whether c10d could not reach the store yet: it warns for each attempt, and finally raises."""
-    return says(text, "store-not-there") and is_warning(text)
-
-
-def is_error_line(text: str) -> bool:
-    """Return whether a plog line is not of a level below ERROR."""
-    return not text.startswith(("[INFO]", "[DEBUG]", "[WARNING]", "[EVENT]"))
 
 
 # ---------------------------------------------------------------- the lines of a rank

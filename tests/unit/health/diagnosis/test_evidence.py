@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ascendrun.ascend.vocabularies import is_warning
 from ascendrun.health.diagnosis import Evidence, FixedClock, HostEvidence, Line, RankEvidence, diagnose, render
 from ascendrun.health.diagnosis.evidence import Moment, moment, stamp_of, with_stamps
-from ascendrun.health.diagnosis.lines.rank_lines import is_warning
 
 
 def test_events_nearer_than_their_clocks_errors_have_no_order() -> None:
