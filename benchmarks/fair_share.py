@@ -33,7 +33,7 @@ from pathlib import Path
 from ascendrun.core.jobs.fair_share import Account, FairShare, SharePolicy, Usage
 from ascendrun.core.jobs.inputs import NodesFree
 from ascendrun.core.jobs.job import Job, Request, State
-from ascendrun.core.jobs.schedule import Claim, Contender, schedule
+from ascendrun.core.jobs.schedule import Claim, Contender, first_in_line, schedule
 from benchmarks.results import RESULTS, Sheet, shown, table, write_page
 
 HOSTS = tuple(f"h{number:02d}" for number in range(64))
@@ -129,6 +129,7 @@ class Ours:
         self.running: dict[str, Contender] = {}
         self.jobs: dict[str, Contender] = {}
         self.hosts: Mapping[str, tuple[str, ...]] = {}
+        self.first: frozenset[str] = frozenset()
 
     def contender(self, one: Work) -> Contender:
         if one.name not in self.jobs:
@@ -147,7 +148,9 @@ class Ours:
             for one in self.running.values():
                 usage.add_span(one.account, one.devices(one.job.hosts), one.started_s or 0.0, now_s)
             share = FairShare(SharePolicy(), usage)
-        decisions = schedule([*self.running.values(), *line], lambda name: None, now_s=now_s, share=share)
+        every = [*self.running.values(), *line]
+        decisions = schedule(every, lambda name: None, now_s=now_s, share=share, first=self.first)
+        self.first = first_in_line(decisions)
         self.hosts = {name: one.hosts for name, one in decisions.items() if isinstance(one, NodesFree)}
         return [one for one in waiting if one.name in self.hosts]
 

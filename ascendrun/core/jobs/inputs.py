@@ -1,6 +1,7 @@
 """The inputs that change a job, each with its change: its placement and start, requests of users, and time.
 
-endings.py has those of its ends. Apart from the record (job.py), which every command that lists jobs loads.
+endings.py has those of its ends. Apart from the record (job.py), which every command that lists jobs loads. Times are
+passed separately (`now_s`).
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from ascendrun.core.jobs.restart import Failure, Kind
 
 EXPECTED_APART_S = 60.0
 """Least change of an expected start that is recorded."""
-
-# Times are passed separately (`now_s`).
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -96,10 +95,11 @@ class GrowthPossible(JobInput):
 
 
 class WaitingForNodes(JobInput):
-    """The job is not placed, for this reason. `start_s`: when it is expected to start, None: not known."""
+    """The job is not placed. `start_s`: its expected start, None: not known. `is_first`: no other waits before it."""
 
     reason: Reason
     start_s: float | None = None
+    is_first: bool = field(default=False, compare=False)
 
     def apply(self, draft: drafts.Draft) -> None:
         if draft.job.state is State.QUEUED:

@@ -1,5 +1,6 @@
 """Scheduling of queued jobs over the hosts of one head node: pure. Higher priorities first, then the oldest; with
-shares, the account with the least use of its share is first.
+shares, the account with the least use of its share is first, and who is first keeps that place until it starts: hosts
+that become free for a wide job would else be given to another account as soon as the use of its own has grown.
 
 A job gets hosts of its pool that are usable and free. The first in line that does not start reserves hosts from the
 time at which enough of them are expected to be free (EASY backfill): another job starts there only if it ends before.
@@ -74,17 +75,22 @@ Decision = Union[NodesFree, SparesFree, WaitingForNodes, DependencyFailed]
 
 
 def schedule(
-    contenders: Sequence[Contender], find: Callable[[str], Job | None], *, now_s: float, share: FairShare | None = None
+    contenders: Sequence[Contender],
+    find: Callable[[str], Job | None],
+    *,
+    now_s: float,
+    share: FairShare | None = None,
+    first: Set[str] = frozenset(),
 ) -> Mapping[str, Decision]:
     """Return for every QUEUED job where it starts, or why it waits and when it is expected to start; and for jobs that
     lack hosts which ones are free now, if others than they have claimed: hosts that a job in line waits for are not.
-    `find` returns a job by its id, None: not found."""
+    `find` returns a job by its id, None: not found. `first`: `first_in_line` of the decisions before."""
     taken = _Taken(now_s, share)
     for one in contenders:
         pauses = one.job.state is State.BACKOFF and now_s - one.job.since_s < RESERVE_S
         if pauses or one.job.state in ACTIVE_STATES:
             taken.use(one, one.job.hosts if one.job.lacks_hosts else (*one.job.hosts, *one.job.spares))
-    queued = _in_line([one for one in contenders if one.job.state is State.QUEUED], now_s, share)
+    queued = _in_line([one for one in contenders if one.job.state is State.QUEUED], now_s, share, first)
     decisions = {one.job.id: _decide(one, taken, find) for one in queued}
     lacking = [one for one in contenders if one.job.lacks_hosts]
     for one in queued if lacking else ():
@@ -99,16 +105,25 @@ def schedule(
     return decisions
 
 
-def _in_line(queued: Sequence[Contender], now_s: float, share: FairShare | None) -> list[Contender]:
-    """Return the queued jobs in their order. Accounts with an equal use of their shares take turns."""
+def first_in_line(decisions: Mapping[str, Decision]) -> frozenset[str]:
+    """Return the jobs that wait with no other before them: one, or one for each separate part of the hosts."""
+    return frozenset(name for name, one in decisions.items() if isinstance(one, WaitingForNodes) and one.is_first)
+
+
+def _in_line(queued: Sequence[Contender], now_s: float, share: FairShare | None, first: Set[str]) -> list[Contender]:
+    """Return the queued jobs in their order. Accounts with an equal use of their shares take turns. Those that are
+    `first` stay so, or give their place to a job of a higher priority of their account."""
     line = sorted(queued, key=lambda one: (-one.job.priority, one.job.created_at_s, one.job.id))
     if share is None:
         return line
     loads, turns = share.loads([one.account for one in line], now_s), dict[Account, int]()
-    places: dict[str, tuple[float, int, float]] = {}
+    kept, highest = {one.account: one.job.priority for one in line if one.job.id in first}, dict[Account, int]()
+    places: dict[str, tuple[bool, float, int, float]] = {}
     for one in line:
         turns[one.account] = turn = turns.get(one.account, 0) + 1
-        places[one.job.id] = (loads[one.account], turn, one.job.created_at_s)
+        is_highest = one.job.priority == highest.setdefault(one.account, one.job.priority)
+        stays = is_highest and (one.job.id in first or turn == 1 and one.job.priority > kept.get(one.account, NEVER))
+        places[one.job.id] = (not stays, loads[one.account], turn, one.job.created_at_s)
     return sorted(line, key=lambda one: places[one.job.id])
 
 
@@ -170,6 +185,7 @@ class _Taken:
         self._devices: dict[str, int] = {}
         self._seconds = {} if share is None else share.used_by_name(now_s)
         self._wanted: set[str] = set()
+        self.first: set[str] = set()
         self._planned = 0
 
     def use(self, one: Contender, hosts: Sequence[str]) -> None:
@@ -223,6 +239,7 @@ class _Taken:
         is_first = not places & self._wanted
         is_due = self.now_s - one.job.since_s >= RESERVE_S
         self._wanted |= places
+        self.first |= {one.job.id} if is_first else set()
         self._planned += 1
         start_s = NEVER
         if self._planned <= PLANNED:
@@ -302,7 +319,7 @@ def _decide(one: Contender, taken: _Taken, find: Callable[[str], Job | None]) ->
         return NodesFree(hosts, spares, replaced_files(one, hosts, find))
     start_s = taken.line_up(one, usable, bound, set(free))
     waits_for = [host for host in bound if blockers[host]] or [host for host in usable if blockers[host]]
-    return WaitingForNodes(_reason({host: blockers[host] for host in waits_for}), start_s)
+    return WaitingForNodes(_reason({host: blockers[host] for host in waits_for}), start_s, job.id in taken.first)
 
 
 def _each(barred: Mapping[str, Detail]) -> Detail:

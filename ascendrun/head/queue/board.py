@@ -14,7 +14,7 @@ from ascendrun.core.jobs.fair_share import FairShare
 from ascendrun.core.jobs.inputs import NodesFree, SparesFree, WaitingForNodes
 from ascendrun.core.jobs.job import ACTIVE_STATES, Job, State
 from ascendrun.core.jobs.reasons import Reason, because, rename_job
-from ascendrun.core.jobs.schedule import Contender, Decision, schedule
+from ascendrun.core.jobs.schedule import Contender, Decision, first_in_line, schedule
 from ascendrun.core.reachability import UNKNOWN
 from ascendrun.head.queue.entries import Entry, check_count
 from ascendrun.head.queue.messages import Answer, QueueRow, StopOrder
@@ -102,6 +102,7 @@ class Board:
         self.share, self._clock, self._wall = share, clock, wall
         self._opens, self._counted_s = clock() + SETTLE_S, wall()
         self._sessions: dict[str, _Session] = {}
+        self._first: frozenset[str] = frozenset()
 
     # Controllers
 
@@ -159,7 +160,9 @@ class Board:
                 if source is not None:
                     found[source.id] = source
         self._count_use([one for one in contenders if one.job.state in ACTIVE_STATES])
-        for job_id, decision in self._schedule(contenders, found).items():
+        decisions = self._schedule(contenders, found)
+        self._first = first_in_line(decisions)
+        for job_id, decision in decisions.items():
             session, entry = owners[job_id]
             self._settle(session, entry, decision, now)
 
@@ -174,7 +177,7 @@ class Board:
         if self._clock() < self._opens:
             reason = because("queue-opens", until_s=self._wall() + self._opens - self._clock())
             return {one.job.id: WaitingForNodes(reason) for one in contenders if one.job.state is State.QUEUED}
-        return schedule(contenders, found.get, now_s=self._wall(), share=self.share)
+        return schedule(contenders, found.get, now_s=self._wall(), share=self.share, first=self._first)
 
     def _settle(self, session: _Session, entry: Entry, decision: Decision, now: float) -> None:
         if isinstance(decision, (NodesFree, SparesFree)):

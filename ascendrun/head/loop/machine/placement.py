@@ -14,7 +14,7 @@ from ascendrun.core.jobs.inputs import NodesFree
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import Detail, because
 from ascendrun.core.jobs.restart import avoided_hosts, excluded_hosts
-from ascendrun.core.jobs.schedule import Claim, Contender, Decision, schedule
+from ascendrun.core.jobs.schedule import Claim, Contender, Decision, first_in_line, schedule
 from ascendrun.core.machines import Machine, MachineRecord, address_of, machine_id
 from ascendrun.head.agents.connections import Connections, dialled
 from ascendrun.head.loop.machine.machines import Machines
@@ -48,6 +48,7 @@ class Placement:
         self._state_dir, self.use = store.path.parent, ShareUse(store.jobs)
         self._planned_s: dict[tuple[str, int], float | None] = {}
         self._seen: tuple[object, ...] = ()
+        self._first: frozenset[str] = frozenset()
 
     def schedule(self) -> None:
         """Decide again where queued jobs start: when a job, a machine or a connection has changed, else once a
@@ -60,13 +61,14 @@ class Placement:
             return
         self._seen = seen
         decisions = self._decide() if self._queue is None else self._queue.decide(self._contenders(), self._jobs.find)
+        self._first = first_in_line(decisions)
         for job_id, decision in decisions.items():
             self._jobs.feed(job_id, decision)
 
     def _decide(self, *more: Pool) -> Mapping[str, Decision]:
         now_s = time.time()
         share = self.use.share(tuple(self._jobs), now_s)
-        return schedule(self._contenders(*more), self._jobs.find, now_s=now_s, share=share)
+        return schedule(self._contenders(*more), self._jobs.find, now_s=now_s, share=share, first=self._first)
 
     def _terms(self, job: Job, spec: JobSpec) -> dict[str, Any]:
         """Return whose job it is, and when its attempt ends at the latest; of one that runs also as planned, if it has

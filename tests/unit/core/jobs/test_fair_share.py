@@ -15,7 +15,7 @@ from ascendrun.core.jobs.fair_share import Account, FairShare, Quota, SharePolic
 from ascendrun.core.jobs.inputs import NodesFree, WaitingForNodes
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import because
-from ascendrun.core.jobs.schedule import RESERVE_S, Contender, Decision, schedule
+from ascendrun.core.jobs.schedule import RESERVE_S, Contender, Decision, first_in_line, schedule
 from tests.unit.core.jobs.test_schedule import NOW_S, hosts_of, job, running, whole
 
 ANN, BOB = Account("ann"), Account("bob")
@@ -29,8 +29,10 @@ def share(used: Mapping[Account, float], shares: Mapping[str, float] = {}, **quo
     return FairShare(SharePolicy(shares=shares, quotas=quotas), usage)
 
 
-def decide(*contenders: Contender, given: FairShare | None = None, now_s: float = NOW_S) -> Mapping[str, Decision]:
-    return schedule(contenders, {one.job.id: one.job for one in contenders}.get, now_s=now_s, share=given)
+def decide(
+    *contenders: Contender, given: FairShare | None = None, now_s: float = NOW_S, first: frozenset[str] = frozenset()
+) -> Mapping[str, Decision]:
+    return schedule(contenders, {one.job.id: one.job for one in contenders}.get, now_s=now_s, share=given, first=first)
 
 
 def first_of(*line: Contender, given: FairShare | None) -> str:
@@ -38,8 +40,8 @@ def first_of(*line: Contender, given: FairShare | None) -> str:
     return next(name for name, decision in decide(*line, given=given).items() if isinstance(decision, NodesFree))
 
 
-def mine(number: int, account: Account, *pool: str, **changes: Any) -> Contender:
-    return whole(job(number, *(pool or ("a",)), **changes), account=account)
+def mine(number: int, account: Account, *pool: str, limit_s: float | None = None, **changes: Any) -> Contender:
+    return whole(job(number, *(pool or ("a",)), **changes), account=account, limit_s=limit_s)
 
 
 def test_a_use_is_worth_half_after_a_half_life_also_when_it_is_added_late() -> None:
@@ -87,6 +89,24 @@ def test_accounts_that_are_equal_take_turns() -> None:
     line = [mine(number, ANN if number < 4 else BOB, "a", "b", nodes=1) for number in (1, 2, 3, 4)]
     placed = [name for name, one in decide(*line, given=share({})).items() if isinstance(one, NodesFree)]
     assert placed == ["j-0001", "j-0004"]
+
+
+def test_who_is_first_in_line_stays_so_when_the_use_of_its_account_grows() -> None:
+    busy = whole(running(1, "a"), limit_s=100.0, started_s=NOW_S, account=Account("eve"))
+    wide, other = mine(2, ANN, "a", "b", limit_s=50.0), mine(3, BOB, "a", "b", limit_s=500.0)
+    before = decide(busy, wide, other, given=share({ANN: 50.0, BOB: 60.0}))
+    assert first_in_line(before) == {"j-0002"}
+    after = decide(busy, wide, other, given=share({ANN: 70.0, BOB: 60.0}), first=first_in_line(before))
+    assert list(after) == ["j-0002", "j-0003"] and first_in_line(after) == {"j-0002"}
+    urgent = mine(4, ANN, "a", "b", priority=1, limit_s=50.0)
+    among = decide(busy, wide, other, urgent, given=share({ANN: 70.0, BOB: 60.0}), first=first_in_line(before))
+    assert list(among) == ["j-0004", "j-0003", "j-0002"], "its account keeps the place"
+
+
+def test_each_separate_part_of_the_hosts_has_its_first_in_line() -> None:
+    busy = whole(running(1, "a", "b"), limit_s=100.0, started_s=NOW_S)
+    line = [whole(job(number, host), limit_s=50.0) for number, host in ((2, "a"), (3, "b"), (4, "a"))]
+    assert first_in_line(decide(busy, *line)) == {"j-0002", "j-0003"}
 
 
 def test_a_job_above_its_quota_waits_for_that_and_stops_nobody() -> None:
