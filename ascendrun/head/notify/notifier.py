@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Generic, TypeVar
+from typing import TYPE_CHECKING, Callable
 
 from ascendrun.core.dataclass import load_dataclass
-from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError
+from ascendrun.core.errors import ConflictError, NotFoundError
+from ascendrun.head.state.settings_watch import LOOK_S, SettingsWatch, redacted_traceback
 from ascendrun.head.state.state_dir import StoreUnusableError
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.store_file import LostLeaseError
@@ -38,19 +37,12 @@ SICK_S = 30.0
 """Seconds without a turn of the controller's loop after which the dead man's switch is no longer pinged."""
 BLOCK_S = 60.0
 """Maximum seconds without delivery to a target after a failure, unless the target requested more."""
-LOOK_S = 2.0
-"""Interval at which the settings files are checked for changes."""
-PATIENCE_S = 0.3
-"""Seconds that the caller of a check waits for it: files on a working disk are read by then."""
-FIRST_PATIENCE_S = 10.0
-"""The same for the first check: no target is known before it."""
 DIAGNOSIS_S = 60.0
 """Seconds for which the notification of a failure waits for its diagnosis; then it has what is known."""
 KEEP_UP_S = 3600.0
 """Seconds for which undeliverable notifications keep an otherwise idle controller running."""
 
 
-S = TypeVar("S")
 ReadSettings = Callable[[], "NoticeSettings | None"]
 
 
@@ -321,74 +313,13 @@ class Notifier:
                 self._log_exception()
 
     def _log_exception(self) -> None:
-        self._log_once(_redacted_traceback())
+        self._log_once(redacted_traceback())
 
     def _log_once(self, text: str) -> None:
         """Write to the controller's log, once for a repeated text."""
         if text != self._last_fault:
             self._last_fault = text
             _log(text)
-
-
-def _redacted_traceback() -> str:
-    from ascendrun.core.logs.redaction import redact_text  # its patterns take 5 ms of a controller's start
-
-    return redact_text(traceback.format_exc())
-
-
-class SettingsWatch(Generic[S]):
-    """Watcher of settings. `read` may raise InvalidInputError: the last valid settings remain. `files`: read again if
-    one has changed; no files: at every check. Use from any thread."""
-
-    def __init__(self, read: Callable[[], S | None], files: Sequence[Path], *, log: Callable[[str], None]) -> None:
-        self._read, self._files, self._log = read, tuple(files), log
-        self._lock = threading.Lock()
-        self._settings: S | None = None
-        self._seen: tuple[object, ...] = ()
-        self._is_looking = self._has_looked = False
-        self._due_mono = float("-inf")
-
-    def get(self) -> S | None:
-        """Return the settings, None: there are none. While the files cannot be read: the last settings."""
-        with self._lock:
-            is_due = not self._is_looking and time.monotonic() >= self._due_mono
-            self._is_looking = self._is_looking or is_due
-        if is_due:
-            done = threading.Event()
-            threading.Thread(target=self._refresh_settings, args=(done,), name="notice-settings", daemon=True).start()
-            done.wait(PATIENCE_S if self._has_looked else FIRST_PATIENCE_S)
-            self._has_looked = True
-        return self._settings
-
-    def _refresh_settings(self, done: threading.Event) -> None:
-        try:
-            seen = tuple(_stamp(file) for file in self._files) or (object(),)
-            if seen != self._seen:
-                self._settings = self._reread()
-                self._seen = seen
-        except Exception:  # an internal error: the last settings remain, and the next check may succeed
-            self._log(_redacted_traceback())
-        finally:
-            with self._lock:
-                self._is_looking = False
-                self._due_mono = time.monotonic() + LOOK_S
-            done.set()
-
-    def _reread(self) -> S | None:
-        try:
-            return self._read()
-        except AscendrunError as error:
-            problems = getattr(error, "problems", None) or [error.message]
-            self._log("the settings stay as they were: " + "; ".join(str(problem) for problem in problems))
-            return self._settings
-
-
-def _stamp(file: Path) -> tuple[int, int, int] | None:
-    try:
-        found = os.stat(file)
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 NotifierMaker = Callable[[Store], Notifier]

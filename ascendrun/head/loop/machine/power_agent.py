@@ -15,7 +15,7 @@ from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.hosts import Host
 from ascendrun.core.settings import settings_files
 from ascendrun.head.command import run_command
-from ascendrun.head.notify.notifier import SettingsWatch
+from ascendrun.head.state.settings_watch import SettingsWatch
 from ascendrun.head.state.user_files import load_settings
 from ascendrun.text import Text
 

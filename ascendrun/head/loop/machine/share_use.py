@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ascendrun.core.jobs.fair_share import Account, FairShare, SharePolicy, Usage
 from ascendrun.core.jobs.job import Job
 from ascendrun.core.settings import settings_files
-from ascendrun.head.notify.notifier import SettingsWatch
 from ascendrun.head.state.job_table import JobTable
+from ascendrun.head.state.settings_watch import SettingsWatch
 from ascendrun.head.state.user_files import load_settings
 from ascendrun.health.report.cost import count_devices
 

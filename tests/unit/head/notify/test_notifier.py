@@ -19,6 +19,7 @@ from ascendrun.core.jobs.restart import Failure, Kind
 from ascendrun.core.notices import Target, make_test_notice
 from ascendrun.head.notify import notifier
 from ascendrun.head.notify.delivery import deliver
+from ascendrun.head.state import settings_watch
 from tests.lib.notice_head import Head, target
 from tests.lib.vcluster.processes import await_that
 from tests.lib.web_service import DROP, HANG, Answer, Say, Service, settings_text
@@ -260,10 +261,10 @@ def test_settings_on_a_disk_that_hangs_stop_neither_the_loop_nor_the_notices(
         return bool(opened)
 
     await_that(is_read)
-    monkeypatch.setattr(notifier, "PATIENCE_S", 120.0)
+    monkeypatch.setattr(settings_watch, "PATIENCE_S", 120.0)
     began_mono = time.monotonic()
     head.move(job, "FAILED")
-    assert time.monotonic() - began_mono < notifier.PATIENCE_S  # it is not waited for a second time
+    assert time.monotonic() - began_mono < settings_watch.PATIENCE_S  # it is not waited for a second time
     one.await_asked(1)
     with os.fdopen(opened[0], "w") as writer:
         writer.write(settings_text([target(other, name="other")]))
