@@ -28,6 +28,7 @@ def test_the_example_of_a_key_is_accepted(key) -> None:
         "name": "demo",
         "devices": {"type": "npu"},
         "restart": {"max_restarts": 1},
+        "checkpoint": {"dir": "/data/ckpt"},
         **({} if {"program", "roles"} & set(given) else {"command": ["x"]}),
     }
     if {"args", "sweep"} & set(given):

@@ -210,6 +210,11 @@ class JobBody(Strict):
     min_nodes: Optional[Integer] = Field(None, ge=1, le=4096, examples=[1])
     """Fewest hosts to run with, if the others are not there: the next attempt starts without them, and the job restarts
     with more after its next checkpoint. Default: `nodes`."""
+    preemptible_after_s: Optional[Annotated[float, Field(ge=0, le=2_592_000, allow_inf_nan=False)]] = Field(
+        None, examples=[600]
+    )
+    """Seconds that an attempt runs before a job of a higher priority may take its hosts. The job then saves a
+    checkpoint and returns to the queue. Default: never."""
     spare_nodes: Integer = Field(0, ge=0, le=64, examples=[1])
     """Hosts to reserve in addition, if they are free, as replacements for a host that fails."""
     devices: Devices = Field(Devices(), examples=[{"type": "npu", "per_node": 8}])

@@ -270,6 +270,12 @@ def _fewest_nodes(draft: Draft) -> Iterator[Problem]:
         yield draft.key("min_nodes").problem(text, write("restart: {max_restarts: 3}"))
 
 
+def _preemptible(draft: Draft) -> Iterator[Problem]:
+    if draft.data.get("preemptible_after_s") is not None and not (draft.has("program") or draft.has("checkpoint")):
+        text = Text("jobfile.preemptible-checkpoint", "preemptible_after_s requires checkpoint, to resume from")
+        yield draft.key("preemptible_after_s").problem(text, write("checkpoint: {dir: /data/ckpt}"))
+
+
 def _fence(draft: Draft) -> Iterator[Problem]:
     """Yield why a lease cannot hold: without restarts it only ends ranks, and a short one ends them too often."""
     if _never_restarts(draft):
@@ -315,6 +321,7 @@ _RULES: Sequence[Callable[[Draft], Iterator[Problem]]] = (
     env_rule,
     _devices,
     _fewest_nodes,
+    _preemptible,
     container_rule,
     _paths,
     _progress,

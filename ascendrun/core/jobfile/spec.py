@@ -210,6 +210,7 @@ def _refuse_of_hosts(spec: JobSpec, options: Mapping[str, Any], file: str) -> No
     own = frozenset() if spec.container is None else spec.container.model_fields_set
     refused = {
         "min_nodes": spec.min_nodes is not None,
+        "preemptible_after_s": spec.preemptible_after_s is not None,
         "roles[].groups": any(role.groups for role in spec.roles),
         "roles[].container": runs_images and any(role.container for role in spec.roles),
         **{f"container.{key}": runs_images and key in own for key in ("options", "runtime")},

@@ -53,9 +53,9 @@ _ENDS: Mapping[Cause | None, State] = {
     Cause.COMPLETED: State.SUCCEEDED,
 }
 RESTARTED = frozenset({Cause.FAILURE, Cause.NODE_LOST, Cause.START_TIMEOUT, Cause.PREEMPTED, Cause.HUNG, Cause.REFUSED})
-PAUSES = frozenset({Cause.HELD, Cause.HEAD_RESTARTED, Cause.PASSED_OVER, Cause.RESIZED})
+PAUSES = frozenset({Cause.HELD, Cause.HEAD_RESTARTED, Cause.PASSED_OVER, Cause.RESIZED, Cause.REQUEUED})
 """Causes after which the job is queued again, whatever its policy."""
-SAVING = frozenset({Cause.USER, Cause.LIMIT, Cause.PREEMPTED, Cause.COMPLETED, Cause.RESIZED})
+SAVING = frozenset({Cause.USER, Cause.LIMIT, Cause.PREEMPTED, Cause.COMPLETED, Cause.RESIZED, Cause.REQUEUED})
 """Causes with which ranks get the grace period of the job to save a checkpoint."""
 """Causes after which the restart policy decides; a refused first start is reported to the user who waits for it."""
 

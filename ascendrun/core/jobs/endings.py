@@ -10,10 +10,20 @@ from ascendrun.core.jobs.draft import Draft
 from ascendrun.core.jobs.inputs import JobInput, OfNode
 from ascendrun.core.jobs.job import Cause, Exit, ForkedRank, Job, Leftover, Phase, State
 from ascendrun.core.jobs.outcome import first_failure, judge_quickly
-from ascendrun.core.jobs.reasons import LOST, Detail, FirstFailure, because, hung_at_exit
+from ascendrun.core.jobs.reasons import LOST, Detail, FirstFailure, Reason, because, hung_at_exit
 from ascendrun.core.jobs.restart import Failure, Kind
 from ascendrun.core.jobs.roles import named_rank, rank_labels
 from ascendrun.text import Text
+
+
+class Preempted(JobInput):
+    """A job of a higher priority gets the hosts: this one saves, and is queued again."""
+
+    reason: Reason
+
+    def apply(self, draft: Draft) -> None:
+        if draft.job.state is State.RUNNING:
+            draft.stop(Cause.REQUEUED, self.reason)
 
 
 class RankExited(OfNode):

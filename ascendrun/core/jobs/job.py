@@ -68,6 +68,7 @@ class Cause(str, Enum):
     TRAINING = "training"
     COMPLETED = "completed"
     RESIZED = "resized"
+    REQUEUED = "requeued"
 
 
 @dataclass(frozen=True)

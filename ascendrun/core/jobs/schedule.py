@@ -7,19 +7,25 @@ time at which enough of them are expected to be free (EASY backfill): another jo
 Where that time is not known, a job that waits is passed by others until it has waited for RESERVE_S; then hosts are
 reserved for it. A job that has too few usable hosts or is above its quota reserves nothing, so that it, or a host that
 does not respond or is drained, stops no other job.
+
+The first in line takes hosts from running jobs of lower priorities that allow it: from as few as possible, those of the
+lowest priority and the latest start. Only it does, since any other could lose what becomes free to a job before it. Of
+another account, only of one that has used more of its share: else it would get the hosts back as soon as it is queued.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import field
 from typing import Callable, Union
 
 from ascendrun.core.dataclass import dataclass
+from ascendrun.core.jobs.endings import Preempted
 from ascendrun.core.jobs.fair_share import Account, FairShare
 from ascendrun.core.jobs.inputs import DependencyFailed, NodesFree, SparesFree, WaitingForNodes, waits_for_hosts
-from ascendrun.core.jobs.job import ACTIVE_STATES, Cause, Job, StageFiles, State
+from ascendrun.core.jobs.job import ACTIVE_STATES, Cause, Job, State
 from ascendrun.core.jobs.reasons import Detail, Reason, because, needed
+from ascendrun.core.jobs.stage_hosts import bound_hosts, replaced_files
 
 NEVER = float("inf")
 PLANNED = 100
@@ -27,7 +33,7 @@ PLANNED = 100
 RESERVE_S = 600.0
 """Seconds after which hosts are reserved for a job that waits, and for which a job that pauses keeps its hosts."""
 
-BEHIND = ("queued-behind", "nodes-in-use")
+BEHIND = ("queued-behind", "nodes-in-use", "preempts")
 """Reasons of a job that waits for nothing but hosts: behind a job that waits, or that uses them."""
 
 
@@ -50,7 +56,8 @@ class Contender:
     machine of each host, equal for all its names; a host that is missing has its name only. `lost`: unusable hosts
     that a user has given up with their disks; a stage does not wait for them, and fails where its files are lost.
     `account`: who uses the devices. `limit_s`: how long an attempt may last, None: not known. `started_s`: when the
-    present attempt started, None: it has not."""
+    present attempt started, None: it has not. `preemptible_after_s`: how long its ranks run before they may be stopped
+    for a job of a higher priority, None: for none."""
 
     job: Job
     claims: Mapping[str, Claim]
@@ -62,6 +69,14 @@ class Contender:
     account: Account = Account()
     limit_s: float | None = None
     started_s: float | None = None
+    preemptible_after_s: float | None = None
+
+    def is_preemptible(self, now_s: float) -> bool:
+        """Return whether its hosts may become free for another job, or do so already."""
+        if self.preemptible_after_s is None or self.started_s is None:
+            return False
+        is_due = self.job.state is State.RUNNING and now_s - self.started_s >= self.preemptible_after_s
+        return is_due or self.job.state is State.STOPPING
 
     def ends_s(self, from_s: float) -> float:
         """Return when an attempt that starts at `from_s` ends at the latest; infinite: not known."""
@@ -71,7 +86,7 @@ class Contender:
         return sum(self.claims[host].count for host in hosts if host in self.claims)
 
 
-Decision = Union[NodesFree, SparesFree, WaitingForNodes, DependencyFailed]
+Decision = Union[NodesFree, SparesFree, WaitingForNodes, DependencyFailed, Preempted]
 
 
 def schedule(
@@ -82,15 +97,17 @@ def schedule(
     share: FairShare | None = None,
     first: Set[str] = frozenset(),
 ) -> Mapping[str, Decision]:
-    """Return for every QUEUED job where it starts, or why it waits and when it is expected to start; and for jobs that
-    lack hosts which ones are free now, if others than they have claimed: hosts that a job in line waits for are not.
-    `find` returns a job by its id, None: not found. `first`: `first_in_line` of the decisions before."""
-    taken = _Taken(now_s, share)
+    """Return for every QUEUED job where it starts, or why it waits and when it is expected to start; for jobs that lack
+    hosts which ones are free now, if others than they have claimed: hosts that a job in line waits for are not; and
+    which running jobs are preempted. `find` returns a job by its id, None: not found. `first`: `first_in_line` of the
+    decisions before."""
+    loads = None if share is None else share.loads([one.account for one in contenders], now_s)
+    taken = _Taken(now_s, share, loads)
     for one in contenders:
         pauses = one.job.state is State.BACKOFF and now_s - one.job.since_s < RESERVE_S
         if pauses or one.job.state in ACTIVE_STATES:
             taken.use(one, one.job.hosts if one.job.lacks_hosts else (*one.job.hosts, *one.job.spares))
-    queued = _in_line([one for one in contenders if one.job.state is State.QUEUED], now_s, share, first)
+    queued = _in_line([one for one in contenders if one.job.state is State.QUEUED], loads, first)
     decisions = {one.job.id: _decide(one, taken, find) for one in queued}
     lacking = [one for one in contenders if one.job.lacks_hosts]
     for one in queued if lacking else ():
@@ -102,7 +119,7 @@ def schedule(
         hosts = _claim(one, _others(one), kept[one.job.id], taken)
         if set(hosts) != set(one.job.spares):
             decisions[one.job.id] = SparesFree(hosts)
-    return decisions
+    return {**decisions, **taken.preempted}
 
 
 def first_in_line(decisions: Mapping[str, Decision]) -> frozenset[str]:
@@ -110,14 +127,14 @@ def first_in_line(decisions: Mapping[str, Decision]) -> frozenset[str]:
     return frozenset(name for name, one in decisions.items() if isinstance(one, WaitingForNodes) and one.is_first)
 
 
-def _in_line(queued: Sequence[Contender], now_s: float, share: FairShare | None, first: Set[str]) -> list[Contender]:
+def _in_line(queued: Sequence[Contender], loads: Mapping[Account, float] | None, first: Set[str]) -> list[Contender]:
     """Return the queued jobs in their order. Accounts with an equal use of their shares take turns. Those that are
     `first` stay so, or give their place to a job of a higher priority of their account."""
     line = sorted(queued, key=lambda one: (-one.job.priority, one.job.created_at_s, one.job.id))
-    if share is None:
+    if loads is None:
         return line
-    loads, turns = share.loads([one.account for one in line], now_s), dict[Account, int]()
-    kept, highest = {one.account: one.job.priority for one in line if one.job.id in first}, dict[Account, int]()
+    kept = {one.account: one.job.priority for one in line if one.job.id in first}
+    turns, highest = dict[Account, int](), dict[Account, int]()
     places: dict[str, tuple[bool, float, int, float]] = {}
     for one in line:
         turns[one.account] = turn = turns.get(one.account, 0) + 1
@@ -176,8 +193,11 @@ class _Taken:
     """The claims on each machine: of jobs that use it, and reservations of queued jobs; and the devices in use by
     each name that has a quota."""
 
-    def __init__(self, now_s: float, share: FairShare | None) -> None:
-        self.now_s = now_s
+    def __init__(self, now_s: float, share: FairShare | None, loads: Mapping[Account, float] | None) -> None:
+        self.now_s, self._loads = now_s, loads
+        self._preemptible: list[Contender] = []
+        self.preempted: dict[str, Decision] = {}
+        self.awaited: dict[str, tuple[str, ...]] = {}
         self._quotas = {} if share is None else share.policy.quotas
         self._held: dict[str, list[_Hold]] = {}
         self._busy: dict[str, dict[object, tuple[Job, ...]]] = {}  # what is in the way now, whatever the limit
@@ -190,6 +210,8 @@ class _Taken:
 
     def use(self, one: Contender, hosts: Sequence[str]) -> None:
         """Add the hosts that a job uses now."""
+        if one.is_preemptible(self.now_s):
+            self._preemptible.append(one)
         end_s = max(self.now_s, one.ends_s(self.now_s if one.started_s is None else one.started_s))
         self._hold(one, hosts, -NEVER, end_s)
         for name in one.account.names:
@@ -220,6 +242,41 @@ class _Taken:
             known[form] = _in_the_way(claim, [h for h in held if h.start_s == -NEVER and not h.is_only_expected])
         return known[form] or _in_the_way(claim, [h for h in held if h.start_s < end_s and not h.is_only_expected])
 
+    def _preempt(self, one: Contender, usable: Sequence[str], bound: Sequence[str]) -> tuple[str, ...]:
+        """Return hosts that become free for a job, by jobs that are preempted for it or were before; (): it waits."""
+        lower = [other for other in self._preemptible if other.job.priority < one.job.priority]
+        if self._loads is not None:
+            own_load = self._loads[one.account]
+            lower = [other for other in lower if other.account == one.account or own_load < self._loads[other.account]]
+        order = sorted(
+            lower, key=lambda other: (other.job.state is State.STOPPING, -other.job.priority, other.started_s)
+        )
+        ending = {other.job.id: other for other in order}
+        hosts = self._fitting(one, usable, bound, ending)
+        for other in order if hosts else ():
+            fewer = {name: each for name, each in ending.items() if name != other.job.id}
+            enough = self._fitting(one, usable, bound, fewer)
+            hosts, ending = (enough, fewer) if enough else (hosts, ending)
+        for name, other in ending.items() if hosts else ():
+            if other.job.state is State.RUNNING:
+                shared = [host for host in other.job.hosts if host in hosts]
+                self.preempted[name] = Preempted(because("preempted-by", shared, job=one.job.id, name=one.job.name))
+        return hosts
+
+    def _fitting(
+        self, one: Contender, usable: Sequence[str], bound: Sequence[str], ending: Mapping[str, Contender]
+    ) -> tuple[str, ...]:
+        """Return hosts for a job when others have ended; (): they are too few."""
+        free, end_s = set[str](), one.ends_s(self.now_s)
+        for host in usable:
+            held = self._held.get(one.places.get(host, host), ())
+            stay = [hold for hold in held if not hold.is_only_expected and hold.job.id not in ending]
+            if not _in_the_way(one.claims[host], [hold for hold in stay if hold.start_s < end_s]):
+                free.add(host)
+        order = sorted((host for host in usable if host in free), key=lambda host: host not in bound)
+        is_enough = len(order) >= one.job.request.least and free >= set(bound)
+        return tuple(order[: one.job.request.nodes]) if is_enough else ()
+
     def above_quota(self, one: Contender, devices: int) -> Reason | None:
         """Return why a job may not use so many devices more; None: it may."""
         for name in one.account.names:
@@ -241,6 +298,10 @@ class _Taken:
         self._wanted |= places
         self.first |= {one.job.id} if is_first else set()
         self._planned += 1
+        if is_first and (freed := self._preempt(one, usable, bound)):
+            self.awaited[one.job.id] = freed
+            self.reserve(one, freed)
+            return None
         start_s = NEVER
         if self._planned <= PLANNED:
             at_s = {host: self._free_at(one, host) for host in usable}
@@ -316,10 +377,12 @@ def _decide(one: Contender, taken: _Taken, find: Callable[[str], Job | None]) ->
         hosts = _in_rank_order(job, bound, free)
         spares = tuple(host for host in free if host not in hosts and host not in one.away)[: job.request.spares]
         taken.use(one, (*hosts, *spares))
-        return NodesFree(hosts, spares, replaced_files(one, hosts, find))
+        return NodesFree(hosts, spares, replaced_files(job, one.lost, hosts, find))
     start_s = taken.line_up(one, usable, bound, set(free))
-    waits_for = [host for host in bound if blockers[host]] or [host for host in usable if blockers[host]]
-    return WaitingForNodes(_reason({host: blockers[host] for host in waits_for}), start_s, job.id in taken.first)
+    waits_for = [host for host in taken.awaited.get(job.id, bound) if blockers[host]]
+    waits_for = waits_for or [host for host in usable if blockers[host]]
+    reason = _reason({host: blockers[host] for host in waits_for}, preempts=job.id in taken.awaited)
+    return WaitingForNodes(reason, start_s, job.id in taken.first)
 
 
 def _each(barred: Mapping[str, Detail]) -> Detail:
@@ -366,36 +429,8 @@ def _in_rank_order(job: Job, bound: Sequence[str], free: Sequence[str]) -> tuple
     return tuple(kept.get(rank) or next(rest) for rank in range(len(chosen)))
 
 
-def bound_hosts(job: Job, find: Callable[[str], Job | None]) -> Iterator[str]:
-    """Yield the hosts that have files of the job: of the stages before it, the newest first."""
-    seen: set[str] = set()
-    source = job.request.same_as
-    while source is not None:
-        before = find(source)
-        if before is None:
-            return
-        for host in before.hosts:
-            if host not in seen and host in job.pool:
-                seen.add(host)
-                yield host
-        source = before.request.same_as
-
-
-def replaced_files(one: Contender, hosts: Sequence[str], find: Callable[[str], Job | None]) -> Mapping[str, StageFiles]:
-    """Return, for each host that takes the place of a host that a user gave up, the files that a stage requires."""
-    files: dict[str, StageFiles] = {}
-    source = one.job.needs
-    while source is not None and (before := find(source)) is not None:
-        for node in before.nodes:
-            if node.host in one.job.pool and node.machine_key is not None:
-                files[node.host] = StageFiles(node.host, node.machine_key, before.stage)
-        source = before.needs
-    required = list(files)[: one.job.request.nodes]
-    lost = [files[host] for host in required if host in one.lost]
-    return dict(zip([host for host in hosts if host not in required], lost))
-
-
-def _reason(blockers: Mapping[str, Sequence[Job]]) -> Reason:
+def _reason(blockers: Mapping[str, Sequence[Job]], *, preempts: bool) -> Reason:
     """Return what a job waits for. `blockers`: the jobs before it, by host."""
     job = next(iter(blockers.values()))[0]
-    return because(BEHIND[job.state is not State.QUEUED], sorted(blockers), job=job.id, name=job.name)
+    code = BEHIND[2 if preempts else job.state is not State.QUEUED]
+    return because(code, sorted(blockers), job=job.id, name=job.name)

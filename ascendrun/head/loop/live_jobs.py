@@ -164,7 +164,7 @@ class LiveJobs:
         self._store.jobs.mark_drained(job_id)
         self._store.on_change(spool_dir(self._state_dir, job_id, runner.job.attempt) / SPOOL_COMPLETE)
         if "placement" in vars(self):
-            self.placement.use.end(runner)
+            self.placement.end(runner)
         del self.steps.runners[job_id]
         if runner.job.go_sent_at_s is not None:
             self.context.judging.repeat(job_id, runner.job.attempt)

@@ -75,6 +75,10 @@ class _Session:
             return False
         return entry.is_queued if grant.hosts else {*grant.spares} != {*entry.spares}
 
+    def may_keep(self, job: str, answer: Answer) -> bool:
+        """Return whether an answer holds until the next one: not a preemption, which may be needed no longer."""
+        return answer.reason is None or (job in self.entries and self.entries[job].is_queued)
+
     def expire(self, now: float) -> None:
         for job in [job for job, grant in self.grants.items() if now - grant.at > GRANT_S]:
             del self.grants[job]
@@ -146,6 +150,7 @@ class Board:
         owners: dict[str, tuple[_Session, Entry]] = {}
         for session in self._sessions.values():
             session.expire(now)
+            session.answers = {job: one for job, one in session.answers.items() if session.may_keep(job, one)}
             is_silent = now - session.heard > FRESH_S
             if now - session.heard > GRANT_S:
                 session.grants.clear()

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Callable
 
 from ascendrun.core.errors import AscendrunError, ConflictError, UnreachableError
+from ascendrun.core.jobs.endings import Preempted
 from ascendrun.core.jobs.inputs import DependencyFailed, NodesFree, SparesFree, WaitingForNodes
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import because
-from ascendrun.core.jobs.schedule import Contender, Decision, replaced_files, schedule
+from ascendrun.core.jobs.schedule import Contender, Decision, schedule
+from ascendrun.core.jobs.stage_hosts import replaced_files
 from ascendrun.head.protocol.control_socket import ControlClient, uid_of
 from ascendrun.head.queue.entries import JOBS, Entry, entry_of
 from ascendrun.head.queue.messages import QUEUE_NAME, Answer, Contend, Decided, StopOrder
@@ -106,10 +108,12 @@ class SharedQueue:
         if answer is None or answer.since_s != job.since_s:
             return None
         if answer.hosts and job.state is State.QUEUED:
-            return NodesFree(answer.hosts, answer.spares, replaced_files(one, answer.hosts, find))
+            return NodesFree(answer.hosts, answer.spares, replaced_files(job, one.lost, answer.hosts, find))
         if answer.reason is None and job.lacks_hosts:
             return SparesFree(answer.spares)
-        return None if answer.reason is None else WaitingForNodes(answer.reason, answer.start_s)
+        if answer.reason is None or job.state is State.QUEUED:
+            return None if answer.reason is None else WaitingForNodes(answer.reason, answer.start_s)
+        return Preempted(answer.reason) if one.is_preemptible(time.time()) else None
 
     def _report(self, entries: tuple[Entry, ...]) -> None:
         if entries and not self.is_open:

@@ -13,7 +13,8 @@ from ascendrun.core.jobs import job as jobs
 from ascendrun.core.jobs.fair_share import Account
 from ascendrun.core.jobs.reasons import because
 from ascendrun.core.jobs.restart import PastAttempt
-from ascendrun.core.jobs.schedule import Claim, Contender, bound_hosts
+from ascendrun.core.jobs.schedule import Claim, Contender
+from ascendrun.core.jobs.stage_hosts import bound_hosts
 from ascendrun.core.reader.strict import Strict
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ JOBS = 1000
 """Jobs that one user may have in the queue at a time; a controller reports those that come first."""
 PLACES = 100_000
 """Hosts that the jobs of one report may name, each for itself: they bound the work of a decision."""
+
+OF_JOB = ("name", "state", "since_s", "created_at_s", "priority", "hosts", "spares")
+OF_CONTENDER = ("limit_s", "started_s", "preemptible_after_s")
+"""Fields of Job and Contender that are those of an Entry."""
 
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 Host = Annotated[str, Field(min_length=1, max_length=255)]
@@ -50,6 +55,7 @@ class Entry(Strict):
     project: Optional[Annotated[str, Field(max_length=255)]] = None
     limit_s: Optional[Seconds] = None
     started_s: Optional[Seconds] = None
+    preemptible_after_s: Optional[Seconds] = None
     hosts: Hosts = ()
     spares: Hosts = ()
     before: Hosts = ()
@@ -79,12 +85,9 @@ class Entry(Strict):
         past = (PastAttempt(0, self.before, self.created_at_s if self.has_run else None, self.since_s),)
         job = replace(
             _job(job_id, self.name, self.created_at_s, hosts=self.hosts),
-            state=self.state,
-            since_s=self.since_s,
-            priority=self.priority,
+            **{name: getattr(self, name) for name in OF_JOB},
             pool=tuple(self.claims),
             request=request,
-            spares=self.spares,
             past=past if self.before or self.has_run else (),
         )
         one = Contender(
@@ -96,8 +99,7 @@ class Entry(Strict):
             places=self.places,
             lost=frozenset(self.lost),
             account=Account(user, self.project),
-            limit_s=self.limit_s,
-            started_s=self.started_s,
+            **{name: getattr(self, name) for name in OF_CONTENDER},
         )
         return one, source
 
@@ -113,20 +115,12 @@ def entry_of(one: Contender, find: Callable[[str], Job | None]) -> Entry:
     is_open = job.state is jobs.State.QUEUED or job.lacks_hosts
     claims = {host: claim for host, claim in one.claims.items() if is_open or host in used}
     return Entry.model_construct(
-        id=job.id,
-        name=job.name,
-        state=job.state,
-        since_s=job.since_s,
-        created_at_s=job.created_at_s,
+        **{name: getattr(job, name) for name in ("id", *OF_JOB)},
+        **{name: getattr(one, name) for name in OF_CONTENDER},
         nodes=job.request.nodes,
         wanted_spares=job.request.spares,
         min_nodes=job.request.min_nodes,
-        priority=job.priority,
         project=one.account.project,
-        limit_s=one.limit_s,
-        started_s=one.started_s,
-        hosts=job.hosts,
-        spares=job.spares,
         before=job.past[-1].hosts if job.past else (),
         has_run=any(attempt.started_at_s is not None for attempt in job.past),
         bound=tuple(bound_hosts(job, find)),

@@ -17,8 +17,8 @@ QUEUE_NAME = "queue.sock"
 @dataclass(frozen=True)
 class Answer:
     """What the queue decided about a job in its state since `since_s`. `hosts`: where it starts; `spares`: claimed with
-    them, or all those of a job that lacks hosts; `reason`: why it waits, None: it does not; `start_s`: when it is
-    expected to start, None: not known."""
+    them, or all those of a job that lacks hosts; `reason`: why it waits, or is preempted, None: neither; `start_s`:
+    when it is expected to start, None: not known."""
 
     since_s: float
     hosts: tuple[str, ...] = ()

@@ -45,8 +45,8 @@ class Placement:
     ) -> None:
         """`queue`: decides for all users, None: this controller decides for its own."""
         self._machines, self._links, self._jobs, self._queue = machines, links, jobs, queue
-        self._state_dir, self.use = store.path.parent, ShareUse(store.jobs)
-        self._planned_s: dict[tuple[str, int], float | None] = {}
+        self._state_dir, self._use = store.path.parent, ShareUse(store.jobs)
+        self._planned_s: dict[str, tuple[int, float | None]] = {}
         self._seen: tuple[object, ...] = ()
         self._first: frozenset[str] = frozenset()
 
@@ -67,7 +67,7 @@ class Placement:
 
     def _decide(self, *more: Pool) -> Mapping[str, Decision]:
         now_s = time.time()
-        share = self.use.share(tuple(self._jobs), now_s)
+        share = self._use.share(tuple(self._jobs), now_s)
         return schedule(self._contenders(*more), self._jobs.find, now_s=now_s, share=share, first=self._first)
 
     def _terms(self, job: Job, spec: JobSpec) -> dict[str, Any]:
@@ -75,13 +75,19 @@ class Placement:
         no limit."""
         limit_s = None if spec.timeouts.run_s is None else spec.timeouts.run_s + job.grace_s
         if limit_s is None and job.state is State.RUNNING:
-            attempt = (job.id, job.attempt)
-            if attempt not in self._planned_s:
+            attempt, limit_s = self._planned_s.get(job.id, (None, None))
+            if attempt != job.attempt:
                 hours = read_plan(self._state_dir, job.id).get("hours") or [None]
-                self._planned_s[attempt] = None if hours[-1] is None else hours[-1] * 3600
-            limit_s = self._planned_s[attempt]
+                limit_s = None if hours[-1] is None else hours[-1] * 3600
+                self._planned_s[job.id] = job.attempt, limit_s
         account = Account(job.user, (spec.labels or {}).get("project"))
-        return {"account": account, "limit_s": limit_s, "started_s": job.started_at_s}
+        terms = {"account": account, "limit_s": limit_s, "started_s": job.started_at_s}
+        return {**terms, "preemptible_after_s": spec.preemptible_after_s}
+
+    def end(self, runner: JobRunner) -> None:
+        """Note that a job has no runner any more."""
+        self._use.end(runner)
+        self._planned_s.pop(runner.job.id, None)
 
     def place(self, submission: Submission) -> tuple[Host, ...]:
         """Return the hosts on which a job would start now; if it would wait, those of its pool that come first."""

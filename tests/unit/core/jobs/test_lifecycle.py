@@ -419,7 +419,18 @@ def test_a_host_that_is_gone_before_the_checkpoint_is_forgotten() -> None:
     assert story.tell(inputs.GrowthPossible(("node3",), 90)).job.state is State.RUNNING, "its next checkpoint counts"
 
 
-@pytest.mark.parametrize("cause", [Cause.RESIZED, Cause.PASSED_OVER])
+def test_a_preempted_job_saves_and_is_queued_again_without_a_restart() -> None:
+    reason = because("preempted-by", ["node1"], job="j-9", name="high")
+    story = Story(make_job()).tell(*to_running(), endings.Preempted(reason), endings.Preempted(reason))
+    assert (story.job.state, story.job.cause, story.job.reason) == (State.STOPPING, Cause.REQUEUED, reason)
+    [stop] = [action for action in story.actions if isinstance(action, draft.StopNodes)]
+    assert stop.grace_s == story.job.grace_s
+    story.tell(*(endings.NodeEnded(host) for host in HOSTS))
+    assert (story.job.state, story.job.attempt, story.job.past[-1].counted) == (State.QUEUED, 2, False)
+    assert story.tell(endings.Preempted(reason)).job.state is State.QUEUED, "it arrived late"
+
+
+@pytest.mark.parametrize("cause", [Cause.RESIZED, Cause.REQUEUED, Cause.PASSED_OVER])
 def test_a_stop_of_the_user_ends_a_job_that_is_being_placed_again(cause: Cause) -> None:
     story = small()
     story.job = replace(story.job, state=State.STOPPING, cause=cause)

@@ -343,6 +343,35 @@ def test_the_command_serves_once_and_keeps_what_was_used(world: World) -> None:
     assert subprocess.run(argv, env=environ, capture_output=True, check=False).returncode == ConflictError.exit_code
 
 
+def test_a_job_of_another_user_is_preempted_where_it_allows_that(world: World) -> None:
+    alice, bob = world.user(ALICE), world.user(BOB)
+    low = job(1, "a", state="RUNNING", started_s=world.clock.now, preemptible_after_s=20.0)
+    high = job(2, "a", priority=9)
+
+    def later(seconds: float) -> tuple[Answer | None, Answer | None]:
+        for _ in range(int(seconds / 10)):
+            world.clock.now += 10.0
+            alice.client.call(Contend("h"))
+            bob.client.call(Contend("h"))
+        return alice.client.call(Contend("h")).answers.get("j-0001"), bob.client.call(Contend("h")).answers.get(
+            "j-0002"
+        )
+
+    alice.report(low)
+    bob.report(high)
+    assert later(10.0)[0] is None, "it has just started"
+    preempted, waits = later(10.0)
+    assert preempted is not None and preempted.reason is not None and preempted.since_s == low["since_s"]
+    assert (preempted.reason.code, preempted.reason.values["job"]) == ("preempted-by", "bin/j-0002")
+    assert waits is not None and waits.reason is not None and waits.reason.values["job"] == "daemon/j-0001"
+    bob.report()
+    assert alice.client.call(Contend("h")).answers == {}, "the job that needed it is gone"
+    bob.report(high)
+    assert alice.report({**low, "state": "STOPPING"}).answers == {}
+    alice.report(job(1, "a", since_s=99.0, preemptible_after_s=20.0))
+    assert bob.ask("j-0002").hosts == ("a",)
+
+
 def test_a_job_that_lacks_hosts_gets_each_once(world: World) -> None:
     alice, bob = world.user(ALICE), world.user(BOB)
     short = job(1, "a", "b", nodes=2, state="RUNNING", hosts=("a",), min_nodes=1)
