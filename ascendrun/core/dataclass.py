@@ -49,7 +49,7 @@ class _Unmade:
     def __init__(self, kind: type, options: dict[str, Any]) -> None:
         self._kind, self._options = kind, options
         setattr(kind, FIELDS, self)
-        kind.__init__ = lambda instance, *values, **named: self._init(instance, values, named)  # type: ignore[misc]
+        kind.__init__ = lambda instance, /, *values, **named: self._init(instance, values, named)  # type: ignore[misc]
 
     def __get__(self, instance: object, owner: type) -> Any:
         self._make()

@@ -33,12 +33,15 @@ POWER_BLOCK = "power"
 """Block of a settings file, see core/power_settings.py."""
 SHARE_BLOCK = "fair_share"
 """Block of a settings file, see core/share_settings.py."""
+STANDBY_BLOCK = "standby"
+"""Block of a settings file, see core/standby_settings.py."""
 ENGINE_BLOCK = "engines"
 """Block of a settings file with the engines of a site by name, see core/engines.py."""
 BLOCKS = {
     **NOTICE_BLOCKS,
     POWER_BLOCK: Text("config.meaning.power", "command that switches off hosts that do not respond"),
     SHARE_BLOCK: Text("config.meaning.fair_share", "shares and quotas of users and projects"),
+    STANDBY_BLOCK: Text("config.meaning.standby", "second machine of this head, and its voters"),
     ENGINE_BLOCK: Text("config.meaning.engines", "engines of this site by name"),
 }
 FORM = Text("settings.form", "write one setting on each line, such as `color: never`")
@@ -46,7 +49,8 @@ FORM = Text("settings.form", "write one setting on each line, such as `color: ne
 
 @dataclass(frozen=True)
 class SettingsBlocks:
-    """The blocks of one settings file, not yet checked: recipients of notifications, power, shares, and engines."""
+    """The blocks of one settings file, not yet checked: recipients of notifications, power, shares, the standby,
+    and engines."""
 
     file: Path
     root: MappingNode
@@ -63,8 +67,8 @@ class Settings:
     the users of this machine share, None: jobs of this user only are considered. `owner`: another machine
     that has the store, None: this one, or none yet. `retention`: the settings with a
     `limit`. `origins`: by name, the origin of its value, such as "default" or "$ASCENDRUN_COLOR". `blocks`: the
-    weakest file first; `notices.settings.read_notices`, `power_settings.read_power`, `share_settings.read_share` and
-    `engines.find_engine` check them.
+    weakest file first; `notices.settings.read_notices`, `power_settings.read_power`, `share_settings.read_share`,
+    `standby_settings.read_standby` and `engines.find_engine` check them.
     """
 
     state_dir: Path

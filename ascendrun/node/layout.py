@@ -7,6 +7,7 @@
       nodes/<machine key>/          everything else belongs to one machine: several may share a home
         incarnation.json            random id of this directory: a home that was wiped or copied has another
         live/<tag>                  empty: an attempt that was prepared and has not ended
+        heads/<head id>.json        terms of a head that has a standby (node/agent/terms.py); on a local disk, as below
         runs/<run>/work/            the ranks' working directory: kept over attempts; stages of a pipeline share one
         runs/<run>/attempt-<n>/     one start: records, logs, metrics; see below
 
@@ -104,6 +105,13 @@ def make_machine_key(machine_id: str, hostname: str) -> str:
 def node_dir(root: str, key: str | None = None) -> str:
     """Return the directory of one machine's state. `key`: None is this machine."""
     return os.path.join(root, "nodes", key or machine_key())
+
+
+def term_file(root: str, head_id: str, *, is_local: bool) -> str:
+    """Return the file of a head's terms on this machine. `is_local`: ROOT is on a local disk. Raises ValueError."""
+    if not re.match(r"^[0-9a-f]{8}\Z", head_id):
+        raise ValueError(f"not a head id: {head_id!r}")
+    return os.path.join(node_dir(root) if is_local else local_root(root), "heads", head_id + ".json")
 
 
 def live_dir(root: str) -> str:

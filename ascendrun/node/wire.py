@@ -36,6 +36,12 @@ HEAD_SILENT_S = 75.0
 """Seconds without a byte from the head after which the agent ends: the network between them was cut, and neither sshd
 nor the kernel of the node notices that for a quarter of an hour."""
 
+READING = frozenset(
+    """ping bye follow unfollow files checkpoints processes copy live stacks rank_process probe survey sample gather
+    grep outputs read_output usage watch_head fence renew_head claim_head""".split()
+)
+"""Requests that start and change nothing of jobs: those of a head without its lease, or of one that was superseded."""
+
 _LENGTHS = struct.Struct("!II")
 
 

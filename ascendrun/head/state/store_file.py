@@ -65,13 +65,19 @@ class HeadFile:
 
     `head_id`: eight hex digits. `next_number`: every number below it may have been given to a job. `session`: the
     lease of the last controller; a state.db with another lease is not the one that it wrote. `schema`: the version of
-    state.db. `closed`: the stamp of state.db when that controller ended; None: it did not end in order."""
+    state.db. `closed`: the stamp of state.db when that controller ended; None: it did not end in order. `term`: by
+    which it acts on nodes, 0: it never had a standby; `instance`: random id of this machine's claim of it
+    (node/agent/terms.py). `superseded`: the machine that continues with a higher term, "": unknown, None: none
+    does."""
 
     head_id: str
     next_number: int
     session: str = ""
     schema: int = 0
     closed: list[int] | None = None
+    term: int = 0
+    instance: str = ""
+    superseded: str | None = None
 
     @classmethod
     def load(cls, state_dir: Path) -> HeadFile | None:
@@ -86,7 +92,7 @@ class HeadFile:
     def write(self, state_dir: Path) -> None:
         """Replace the file; on return it is on disk. Raises OSError."""
         write_json(str(state_dir / HEAD_FILE), asdict(self))
-        note_head(state_dir, {"head_id": self.head_id, "next_number": self.next_number})
+        note_head(state_dir, {name: getattr(self, name) for name in ("head_id", "next_number", "term", "instance")})
 
 
 class StoreFile(Database):
@@ -174,7 +180,8 @@ class StoreFile(Database):
         if head is not None and (lease is None or lease[0] != head.session):
             number = max(number, head.next_number)
         reserved = max(number, head.next_number if head else 0)
-        self._head, self._next_number = HeadFile(head_id, reserved, self._token, version_of(self._db)), number
+        new = {"next_number": reserved, "session": self._token, "schema": version_of(self._db), "closed": None}
+        self._head, self._next_number = replace(head or HeadFile(head_id, reserved), **new), number
         self._head.write(state_dir)
 
     def _claim(self, db: sqlite3.Connection, head_id: str) -> None:

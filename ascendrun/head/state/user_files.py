@@ -54,10 +54,12 @@ def _check_blocks(blocks: SettingsBlocks, problems: list[Problem]) -> None:
     from ascendrun.core.notices.settings import parse_blocks
     from ascendrun.core.power_settings import parse_power
     from ascendrun.core.share_settings import parse_share
+    from ascendrun.core.standby_settings import parse_standby
 
     parse_blocks(blocks, problems)
     parse_power(blocks, problems)
     parse_share(blocks, problems)
+    parse_standby(blocks, problems, read_hostfile)
 
 
 def read_source(path: Path) -> bytes:

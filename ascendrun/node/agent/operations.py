@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
     from ascendrun.node.agent.attempt.attempts import Attempts
     from ascendrun.node.agent.execute import Commands
+    from ascendrun.node.agent.terms import Terms
     from ascendrun.node.agent.trees import Trees
 
 Operation = collections.namedtuple("Operation", "run queue deadline_s")
 """`run(request, body)` returns (fields, body). `queue`: "" runs in the loop itself, immediately; "tag" keeps order per
-attempt; "own" runs in parallel to everything. `deadline_s`: when the head gets a reply even if the work is not done;
-None: the request's own time-out decides."""
+attempt, "head_id" per head; "own" runs in parallel to everything. `deadline_s`: when the head gets a reply even if the
+work is not done; None: the request's own time-out decides."""
 
 
 class Operations:
@@ -68,6 +69,12 @@ class Operations:
         from ascendrun.node.agent.trees import Trees
 
         return Trees(self._root)
+
+    @property
+    def terms(self) -> Terms:
+        from ascendrun.node.agent.terms import Terms
+
+        return Terms(self._root)
 
     def _place(self, put: dict[str, Any]) -> tuple[str, Callable[[int], bool]]:
         """Return the part of a PutTree or PutFile, and what completes it."""
@@ -114,6 +121,8 @@ class Operations:
             "checkpoints": Operation(simple(self._checkpoints), "own", 30),
             "processes": Operation(simple(lambda r: _state().processes(root, r["tag"])), "own", 30),
             "copy": Operation(simple(lambda r: {"job": _state().job_copy(root, r["tag"])}), "own", 30),
+            "renew_head": Operation(simple(lambda r: self.terms.renew(r)), "head_id", 30),
+            "claim_head": Operation(simple(lambda r: self.terms.claim(r)), "head_id", 30),
             "live": Operation(simple(lambda r: dict(node_state(root), boot_id=procs.boot_id())), "own", 30),
             "stacks": Operation(simple(self._stacks), "own", 30),
             "rank_process": Operation(simple(self._rank_process), "own", 30),

@@ -121,6 +121,8 @@ class Agent:
         self.outbox = Outbox(out_fd, lambda: self.close(0), lambda: wire.BEAT_S if is_busy() else wire.RESTING_BEAT_S)
         self._operations = self._can.table()
         self._operations["watch_head"] = Operation(self._watch_head, "", None)
+        self._operations["fence"] = Operation(self._take_fence, "own", 30)
+        self._fence: tuple[str, int] | None = None
         self._head: tuple[str, list[str], dict[str, str]] | None = None
         self._pending: list[Pending] = []
         self._own_queues = 0
@@ -171,6 +173,12 @@ class Agent:
         self._head = request["lock"], request["argv"], request["env"]
         return {}, b""
 
+    def _take_fence(self, request: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+        """Serve a head of this term from now on. The reply is read when lower ones change nothing more."""
+        self._fence = request["head_id"], request["term"]
+        self._can.terms.admit(*self._fence)
+        return dict(node_state(self._root)), b""
+
     # --- requests ---
 
     def _take(self, header: dict[str, Any], body: bytes) -> None:
@@ -208,6 +216,8 @@ class Agent:
         if operation.queue and pending.op in READS_ARCHIVE and self._is_removed():
             self.close(0)
         try:
+            if self._fence is not None and pending.op not in wire.READING:
+                self._can.terms.admit(*self._fence)
             fields, reply_body = operation.run(header, body)
             failure = None
         except Exception as error:  # the agent serves other requests too: an error of one is reported and printed
