@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Callable
 
 from ascendrun.backends import Backends, SshOptions
-from ascendrun.core.settings import Settings, settings_files
+from ascendrun.core.settings import STANDBY_BLOCK, Settings, settings_files
 from ascendrun.head.loop import daemon
 from ascendrun.head.notify.notifier import Notifier
-from ascendrun.head.state.user_files import load_settings
+from ascendrun.head.state.user_files import load_settings, read_hostfile
 
 if TYPE_CHECKING:
     from ascendrun.core.notices import NoticeSettings
+    from ascendrun.core.standby_settings import Standby
     from ascendrun.head.state.store import Store
 
 
@@ -31,7 +32,17 @@ def run_controller(settings: Settings) -> bool:
         retention=settings.retention,
         idle_check_s=settings.idle_check_s,
         shared_queue=settings.queue,
+        standby=find_standby(settings),
     )
+
+
+def find_standby(settings: Settings) -> Standby | None:
+    """Return the standby of this head, None: it has none. Raises InvalidInputError."""
+    if not any(STANDBY_BLOCK in blocks.root.entries for blocks in settings.blocks):
+        return None
+    from ascendrun.core.standby_settings import read_standby
+
+    return read_standby(settings, read_hostfile)
 
 
 def make_notifier(store: Store) -> Notifier:

@@ -154,6 +154,10 @@ class ConflictError(AscendrunError, code="conflict", exit_code=7):
     """The request conflicts with the state: devices in use, a job that has ended, another controller."""
 
 
+class SupersededError(ConflictError, code="superseded"):
+    """Another machine continues as this head, with a higher term."""
+
+
 class ControllerReplacedError(ConflictError, code="controller-replaced"):
     """The controller restarts as the release that was installed meanwhile; repeat the request."""
 

@@ -24,6 +24,7 @@ from ascendrun.head.protocol.agent_bootstrap import Login
 from ascendrun.head.protocol.agent_messages import AgentInfo
 from ascendrun.head.protocol.control_messages import ChangeMachines
 from ascendrun.head.protocol.file_messages import FileData, Files, FilesReply, PutFileReply, PutTree
+from ascendrun.head.protocol.lease_messages import RenewHead, Vote
 from ascendrun.head.protocol.messages import Done
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.state.store import Store
@@ -43,7 +44,7 @@ class Node:
     the events of its attempts. `supervised`: whether their supervisors live. `is_silent`: no
     answer to a ping comes in time. `checkpoints`: that it lists.
     `asked`: the requests that it got. `slow`: answers to stop requests, which wait to be called; None: it answers at
-    once."""
+    once. `votes`: whether it grants the lease of a head."""
 
     def __init__(self, key: str) -> None:
         self.key, self.boot_id, self.incarnation = key, "b", "i"
@@ -57,6 +58,7 @@ class Node:
         self.survey: dict[str, Any] | None = None
         self.asked: list[Any] = []
         self.slow: list[Callable[[], None]] | None = None
+        self.votes = False
 
     def answer(self, request: Any) -> Any:
         self.asked.append(request)
@@ -65,6 +67,8 @@ class Node:
         if isinstance(request, (agent.Survey, agent.Probe)) and self.survey is not None:
             is_probe = isinstance(request, agent.Probe)
             return agent.ProbeReply(time.time_ns(), 1 << 40) if is_probe else agent.SurveyReply(self.survey)
+        if isinstance(request, RenewHead):
+            return Vote(True, request.term) if self.votes else None
         if isinstance(request, PutTree):
             return PutFileReply(0, True)
         if isinstance(request, agent.Copy):

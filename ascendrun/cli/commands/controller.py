@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -93,6 +95,8 @@ def _print_status(ctx: CliContext, output: str | None) -> int:
             print(Text("controller.no-guard", "guard: none; it is not started again after a crash"))
         else:
             print(Text("controller.guard", "guard: pid {pid} starts it again after a crash", pid=status.guard_pid))
+        if status.standby is not None:
+            _print_lease(status.standby)
         if status.pulse is not None and status.pulse.stall is not None:
             stall = status.pulse.stall
             print(f"{describe_time(stall.at_s)} {stall.describe()}")
@@ -104,6 +108,21 @@ def _print_status(ctx: CliContext, output: str | None) -> int:
     else:
         _print_installation(ctx, found)
     return 4 if status is None else 0
+
+
+def _print_lease(standby: Mapping[str, Any]) -> None:
+    voters, held = standby["voters"], standby["lease"]
+    granted = [name for name, age_s in voters.items() if age_s is not None]
+    names = {"term": standby["term"], "voters": granted or "-", "count": len(voters)}
+    if held:
+        print(Text("controller.lease", "lease: term {term}, granted by {voters} (of {count})", **names))
+    else:
+        without = "lease: term {term}, not held; nothing is started (last granted by {voters}, of {count})"
+        print(Text("controller.no-lease", without, **names))
+    if standby["in_sync"]:
+        print(Text("controller.in-sync", "standby: in sync"))
+    else:
+        print(Text("controller.out-of-sync", "standby: not in sync; it does not take over by itself"))
 
 
 def _print_installation(ctx: CliContext, found: Installation) -> None:

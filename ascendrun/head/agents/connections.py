@@ -21,7 +21,7 @@ from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol.agent_bootstrap import AgentImage, internal_failure
 from ascendrun.head.protocol.agent_messages import Exec, ExecReply
 from ascendrun.head.protocol.messages import R, Request
-from ascendrun.head.protocol.remote import AgentConnection, ConnectionListener, Reply
+from ascendrun.head.protocol.remote import AgentConnection, ConnectionListener, Fence, Reply
 from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receiver, Stream, StreamClosedError
 from ascendrun.text import Text
 
@@ -61,8 +61,10 @@ class Connections:
         image: AgentImage,
         listener: ConnectionListener,
         post: Callable[[Callable[[], None]], None],
+        fence: Fence | None = None,
     ) -> None:
         self.backend, self._image, self._listener, self.post = backend, image, listener, post
+        self._fence = fence
         self._connecting = ThreadPoolExecutor(CONNECTING_AT_ONCE, thread_name_prefix="connect")
         self._sending = ThreadPoolExecutor(SENDING_AT_ONCE, thread_name_prefix="send")
         self._links: dict[str, AgentConnection] = {}
@@ -103,6 +105,8 @@ class Connections:
 
         False: use the host's agent.
         """
+        if self._fence is not None:
+            return False  # the agent refuses it where this head was superseded
         with self._making:
             link, resting = self._known(host), self._resting.pop(dialled(host), None)
         turn = link.acquire() if resting is None else resting.turn
@@ -147,6 +151,7 @@ class Connections:
                 listener=self._listener,
                 connecting=self._connecting,
                 sending=self._sending,
+                fence=self._fence,
             )
             self._links[key] = link
         return link

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 from collections.abc import Mapping
 from dataclasses import field, replace
@@ -9,7 +10,9 @@ from functools import partial
 from typing import Any, Callable
 
 from ascendrun.core.dataclass import dataclass
+from ascendrun.core.errors import SupersededError, UnreachableError
 from ascendrun.core.hosts import Host
+from ascendrun.core.jobs.reasons import Reason, because
 from ascendrun.core.node_messages import Failure
 from ascendrun.core.standby_settings import Standby
 from ascendrun.head.agents.connections import Connections, Links, ask
@@ -17,9 +20,10 @@ from ascendrun.head.protocol.agent_bootstrap import AgentImage
 from ascendrun.head.protocol.lease_messages import ClaimHead, RenewHead, Vote
 from ascendrun.head.protocol.remote import ConnectionListener, Reply, boot_s
 from ascendrun.head.ssh.transport import Backend
-from ascendrun.head.state.store_file import HeadFile
+from ascendrun.head.state.store_file import HeadFile, StoreFile, continues_elsewhere
 from ascendrun.node import wire
 from ascendrun.node.loader import read_sources
+from ascendrun.text import Text
 
 CLAIM_S = 8.0
 TICK_S = 0.1
@@ -78,6 +82,46 @@ class Voters:
         self._links.close()
 
 
+@dataclass(frozen=True)
+class FixedTerm:
+    """The term of a head that had a standby, as `Fence`: it needs no lease any more."""
+
+    head_id: str
+    term: int
+
+    def allows(self, op: str) -> bool:
+        return True
+
+
+def claim_first(backend: Backend, standby: Standby, store: StoreFile) -> None:
+    """Claim the first term of a head. Raises SupersededError, UnreachableError: it has none, and may be repeated."""
+    instance = store.update_head().instance or os.urandom(8).hex()
+    store.update_head(instance=instance)  # before the claim, so that it can be repeated
+    voters = Voters(backend, standby)
+    try:
+        votes = voters.claim(ClaimHead(store.head_id, 1, instance, os.uname().nodename, standby.lease_s))
+    finally:
+        voters.close()
+    if votes.is_granted:
+        store.update_head(term=1)
+        return
+    newer = next((vote for vote in votes.votes.values() if isinstance(vote, Vote) and vote.term), None)
+    if newer is not None:
+        raise SupersededError(
+            continues_elsewhere(newer.host), hint=Text("standby.status", "ascendrun controller status")
+        )
+    names = [host.name for host in standby.voters if not isinstance(votes.votes.get(host.name), Vote)]
+    raise UnreachableError.of(
+        "standby.no-voters",
+        "{voters} did not reply; {majority} of {count} voters must grant the first lease of this head",
+        "run `ascendrun nodes -H FILE`, or remove `standby` from {file}",
+        voters=names,
+        majority=standby.majority,
+        count=len(standby.voters),
+        file=standby.file,
+    )
+
+
 class HeadLease:
     """The lease of the head whose term is in `head`, as `Fence` of its connections. Use from the controller's thread;
     `is_held` and `allows` from any. `superseded` is called with the vote of a voter that has seen a higher term.
@@ -98,8 +142,11 @@ class HeadLease:
     @property
     def is_held(self) -> bool:
         """Return whether most voters have granted it so recently that no other machine can have got it."""
-        since_s = boot_s() - self.standby.lease_s * (1 - DRIFT) + MARGIN_S
+        since_s = self._since_s()
         return sum(sent_s > since_s for sent_s in tuple(self._granted_s.values())) >= self.standby.majority
+
+    def _since_s(self) -> float:
+        return boot_s() - self.standby.lease_s * (1 - DRIFT) + MARGIN_S
 
     def allows(self, op: str) -> bool:
         """Return whether a node may get this request now. The ranks' leases are renewed without it: it ends none."""
@@ -120,6 +167,13 @@ class HeadLease:
         self.in_sync, self._change = in_sync, self._change + 1
         self._waiting.append((self._change, done))
         self._renew_all()
+
+    def why_waiting(self) -> Reason:
+        """Return why nothing is started now: the voters that have not granted the lease."""
+        held = {name for name, sent_s in self._granted_s.items() if sent_s > self._since_s()}
+        away = [host.name for host in self.standby.voters if host.name not in held]
+        counts = {"needed": self.standby.majority, "voters": len(self.standby.voters)}
+        return because("head-without-lease", away, **counts)
 
     def status(self) -> dict[str, Any]:
         """Return what `controller status` shows: seconds since each voter granted it, None: it has not."""

@@ -15,6 +15,7 @@ from ascendrun.head.state.job_files import waiting_jobs
 from ascendrun.head.state.store import Store
 
 if TYPE_CHECKING:
+    from ascendrun.head.agents.lease import HeadLease
     from ascendrun.head.loop.judging import Judging
     from ascendrun.head.protocol.file_messages import ArtifactData
     from ascendrun.head.protocol.remote import AgentConnection
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 class Context:
     """Use from the controller's thread. `post` runs a call there, in order. `queue`: decides where jobs start; None:
-    this controller does."""
+    this controller does. `lease`: of a head with a standby; without it nothing changes on nodes."""
 
     def __init__(self, store: Store, links: Connections, retention: Retention, guard: Guard) -> None:
         self.store, self.links, self.retention, self.guard, self.post = store, links, retention, guard, links.post
@@ -38,6 +39,7 @@ class Context:
         self.queue: SharedQueue | None = None
         self.replica = Replica(store, links.post, guard)
         self.steps.after = lambda call: self.replica.after(call)
+        self.lease: HeadLease | None = None
 
     @cached_property
     def kept_facts(self) -> KeptFacts:

@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
-from ascendrun.core.errors import AscendrunError, ControllerReplacedError
+from ascendrun.core.errors import AscendrunError, ControllerReplacedError, SupersededError
 from ascendrun.core.retention import Retention
 from ascendrun.core.settings import SETTINGS
 from ascendrun.head.agents.connections import Connections
@@ -34,14 +34,18 @@ from ascendrun.head.protocol.control_socket import RESTARTS, RESTARTS_HINT, Answ
 from ascendrun.head.protocol.file_messages import ArtifactData
 from ascendrun.head.protocol.messages import Done, Message
 from ascendrun.head.protocol.release import import_everything, own_release, release_on_disk
-from ascendrun.head.protocol.remote import AgentConnection, ConnectionListener
+from ascendrun.head.protocol.remote import AgentConnection, ConnectionListener, Fence
 from ascendrun.head.ssh.transport import Backend
 from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.state_dir import clock_now
 from ascendrun.head.state.store import Store
-from ascendrun.head.state.store_file import LostLeaseError
+from ascendrun.head.state.store_file import LostLeaseError, give_up
 from ascendrun.node.loader import read_sources
 from ascendrun.node.procs import boot_id
+
+if TYPE_CHECKING:
+    from ascendrun.core.standby_settings import Standby
+    from ascendrun.head.agents.lease import HeadLease
 
 TICK_S = 0.25
 PRELOAD_AFTER_S = 10.0
@@ -69,8 +73,10 @@ class Controller:
         retention: Retention | None = None,
         idle_check_s: float | None = None,
         shared_queue: Path | None = None,
+        standby: Standby | None = None,
     ) -> None:
-        """Open the store and take its lease. `shared_queue`: its directory. Raises StoreUnusableError."""
+        """Open the store and take its lease. `shared_queue`: its directory. Raises StoreUnusableError, SupersededError,
+        UnreachableError: the voters of a `standby` did not grant the first term."""
         release = own_release()  # before anything can replace the files
         self._state_dir, self._idle_s, self._idle_check_s = state_dir, idle_s, idle_check_s
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # signal handlers may write to it
@@ -85,8 +91,11 @@ class Controller:
             on_down=lambda link, error: self.post(lambda: self._on_down(link, error)),
             on_event=self._on_link_event,
         )
-        self._links = Connections(backend, AgentImage(read_sources()), listener, self.post)
+        fence, self._lease = self._take_term(backend, standby)
+        self._links = Connections(backend, AgentImage(read_sources()), listener, self.post, fence)
         self._context = Context(self._store, self._links, retention or Retention(), self._guard)
+        if self._lease is not None:
+            self._context.lease, self._context.steps.may_act = self._lease, lambda: self._lease.is_held
         self._jobs = LiveJobs(self._context)
         self._operations = Operations(self._links)
         self._monitors = Monitors(self._context, self._jobs, self._operations, idle_check_s)
@@ -110,6 +119,20 @@ class Controller:
         self.restarts = False
         """Whether this process is to become the release on disk, with a guard, when `run` has returned."""
         self._server = ControlServer(state_dir, self._on_request, will_restart=self._will_restart)
+
+    def _take_term(self, backend: Backend, standby: Standby | None) -> tuple[Fence | None, HeadLease | None]:
+        """Return what this head shows to nodes, None: it never had a standby, and its lease, None: it needs none."""
+        if standby is None and not self._store.update_head().term:
+            return None, None
+        from ascendrun.head.agents.lease import FixedTerm, HeadLease, claim_first
+
+        if standby is None:
+            return FixedTerm(self._store.head_id, self._store.update_head().term), None
+        if not self._store.update_head().term:
+            claim_first(backend, standby, self._store)
+        host, head = os.uname().nodename, self._store.update_head()
+        lease = HeadLease(standby, head, host, lambda vote: give_up(self._store, vote.host))
+        return lease, lease
 
     # From any thread
 
@@ -147,6 +170,9 @@ class Controller:
         """Run until stopped, idle, or the lease is lost."""
         signal.signal(signal.SIGTERM, lambda *_: self.post(self._end))
         signal.signal(signal.SIGINT, lambda *_: self.post(self._end))
+        if self._lease is not None:
+            self._lease.begin(self._links)
+            self._lease.set_in_sync(False, lambda: None)
         self._jobs.adopt_missing()
         self._search_lost()
         self._context.resume()
@@ -209,6 +235,8 @@ class Controller:
             self._heal()
         self._links.tick()
         self._context.replica.tick()
+        if self._lease is not None:
+            self._lease.tick()
         self._pulse.tick(self._jobs)
         if self._jobs:
             if not self._has_preloaded:
@@ -222,7 +250,7 @@ class Controller:
             self._is_over = self.restarts = True
         if self._is_busy() or self._idle_check_s is not None:
             self._busy_mono = time.monotonic()
-        elif time.monotonic() - self._busy_mono > self._idle_s:
+        elif self._lease is None and time.monotonic() - self._busy_mono > self._idle_s:
             self._is_over = True
 
     def _was_away(self) -> bool:
@@ -249,6 +277,8 @@ class Controller:
         self._context.on_up(link)
 
     def _on_down(self, link: AgentConnection, error: AscendrunError) -> None:
+        if isinstance(error, SupersededError):
+            give_up(self._store, "")
         self._jobs.on_down(link, error)
         self._operations.on_down(link, error)
 
@@ -293,7 +323,8 @@ class Controller:
     def _status(self, request: messages.Status, answer: Answer) -> None:
         live = [runner.job.id for runner in self._jobs if not runner.job.is_terminal]
         pulse = self._pulse.make(self._jobs, clock_now())
-        answer(messages.ControllerStatus(os.getpid(), tuple(live), pulse, guard_pid()), b"", True)
+        standby = None if self._lease is None else self._lease.status()
+        answer(messages.ControllerStatus(os.getpid(), tuple(live), pulse, guard_pid(), standby), b"", True)
 
     def _shutdown(self, request: messages.Shutdown, answer: Answer) -> None:
         answer(Done(), b"", True)

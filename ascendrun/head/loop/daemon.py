@@ -12,14 +12,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ascendrun.core.errors import AscendrunError, DeadlineExceededError, UnreachableError
+from ascendrun.core.errors import AscendrunError, DeadlineExceededError, SupersededError, UnreachableError
 from ascendrun.head.loop import guard as guarding
 from ascendrun.head.state.state_dir import make_state_dir
+from ascendrun.head.state.store_file import continues_elsewhere, superseded_by
 from ascendrun.node.files import write_json
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.retention import Retention
+    from ascendrun.core.standby_settings import Standby
     from ascendrun.head.notify.notifier import NotifierMaker
     from ascendrun.head.ssh.transport import Backend
 
@@ -114,8 +116,10 @@ def run_controller(
     retention: Retention | None = None,
     idle_check_s: float | None = None,
     shared_queue: Path | None = None,
+    standby: Standby | None = None,
 ) -> bool:
-    """Run the controller until it ends; return False immediately if another process already is the controller."""
+    """Run the controller until it ends; return False immediately if another process already is the controller. Raises
+    SupersededError: another machine continues as this head."""
     from ascendrun.head.loop.controller import IDLE_S, Controller
     from ascendrun.head.notify.notifier import Notifier
 
@@ -130,6 +134,7 @@ def run_controller(
         if lock_fd is not None:
             idle_s = float(os.environ.get(IDLE_VARIABLE) or IDLE_S)
             try:
+                refuse_superseded(state_dir)
                 controller = Controller(
                     state_dir,
                     backend,
@@ -138,6 +143,7 @@ def run_controller(
                     retention=retention,
                     idle_check_s=idle_check_s,
                     shared_queue=shared_queue,
+                    standby=standby,
                 )
             except AscendrunError as error:  # for the command that started this process
                 with suppress(OSError):
@@ -148,6 +154,13 @@ def run_controller(
             if controller.restarts:
                 _replace_process(lock_fd)
         return lock_fd is not None
+
+
+def refuse_superseded(state_dir: Path) -> None:
+    """Raise SupersededError if another machine continues as this head."""
+    host = superseded_by(state_dir)
+    if host is not None:
+        raise SupersededError(continues_elsewhere(host), hint=Text("standby.elsewhere", "run commands on that machine"))
 
 
 SWITCH_S = 0.0005

@@ -50,6 +50,7 @@ class LiveJobs:
         self.steps = context.steps
         self.steps.carry_out = self._carry_out
         self._listens_boot_s = boot_s()
+        self._was_without_lease = False
 
     def __iter__(self) -> Iterator[JobRunner]:
         return iter(self.steps)
@@ -217,6 +218,9 @@ class LiveJobs:
         """Handle time. `was_away`: this process was suspended, so missing messages mean nothing about the nodes."""
         from ascendrun.core.jobs.inputs import Tick
 
+        if self._waits_for_lease():
+            return
+        was_away, self._was_without_lease = was_away or self._was_without_lease, False
         now_boot_s = boot_s()
         if was_away:
             self._listens_boot_s = now_boot_s
@@ -245,8 +249,24 @@ class LiveJobs:
         self._guard(self.machines.tick)
         self.schedule()
 
+    def _waits_for_lease(self) -> bool:
+        """Return whether this head may change nothing on nodes: no time passes for jobs, and queued ones show why."""
+        lease = self.context.lease
+        if lease is None or lease.is_held:
+            return False
+        from ascendrun.core.jobs.inputs import WaitingForNodes
+
+        self._was_without_lease = True
+        for runner in self:
+            self._guard(runner.tick)
+            if runner.job.state.value == "QUEUED":
+                self.steps.feed(runner.job.id, WaitingForNodes(lease.why_waiting()))
+        return True
+
     def schedule(self) -> None:
         """Request hosts, and decide again where queued jobs start, if something has changed."""
+        if self.context.lease is not None and not self.context.lease.is_held:
+            return
         if any(runner.job.engine is not None for runner in self):
             self._guard(self.allocations.tick)
         is_shared = self.context.queue is not None

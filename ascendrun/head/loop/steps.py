@@ -59,13 +59,15 @@ class Guard:
 
 class JobSteps:
     """Use from the controller's thread. `runners`: by job id. `carry_out(runner, before, step)`: performs what a
-    stored step decided; `before` is the job before it. `after`: calls when what is stored is on the standby too."""
+    stored step decided; `before` is the job before it. `after`: calls when what is stored is on the standby too.
+    `may_act`: whether this head has its lease."""
 
     def __init__(self, store: Store, guard: Guard) -> None:
         self._store, self._guard = store, guard
         self.runners: dict[str, JobRunner] = {}
         self.carry_out: Callable[[JobRunner, Job, Step], None] = lambda runner, before, step: None
         self.after: Callable[[Callable[[], None]], None] = lambda call: call()
+        self.may_act: Callable[[], bool] = lambda: True
         self._inputs: deque[tuple[str, JobInput]] = deque()
         self._unsaved: dict[str, Step] = {}
         self._alone: dict[str, tuple[int, str, float]] = {}
@@ -180,10 +182,13 @@ class JobSteps:
 
     def settle(self, job_id: str, step: Step) -> None:
         """Store the step, then carry it out: after a crash between the two the new controller repeats it. It is kept
-        for the next turn while the store cannot write (a full disk, a long lock)."""
+        for the next turn while the store cannot write (a full disk, a long lock), or while it may not act."""
         runner = self.runners[job_id]
         before = runner.job
         if step.job == before and not step.actions:
+            return
+        if step.actions and not self.may_act():
+            self._unsaved[job_id] = step
             return
         try:
             if step.job != before:

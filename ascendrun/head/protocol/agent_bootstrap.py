@@ -9,12 +9,15 @@ from typing import Any
 
 from ascendrun.core import errors
 from ascendrun.core.dataclass import dataclass
+from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol.messages import OTHER_VERSION_HINT
 from ascendrun.node import loader, wire
 from ascendrun.node.loader import pack_agent
 from ascendrun.text import Text
 
 NOISE_BYTES = 2048
+FENCE_ID = 0
+"""Number of the request `fence`; those of a connection begin with 1."""
 LOGIN_BYTES = 16 << 20
 """Bytes of output before the agent starts, after which the login counts as a flood."""
 
@@ -52,14 +55,16 @@ class Login:
 
 
 class AgentBootstrap:
-    """One bootstrap. `feed` is called by the connection's thread, the other methods by other threads."""
+    """One bootstrap. `feed` is called by the connection's thread, the other methods by other threads. `fence`: head id
+    and term that the agent admits before its first event counts, None: it admits every head."""
 
-    def __init__(self, host: str, image: AgentImage) -> None:
-        self._host, self._image = host, image
+    def __init__(self, host: str, image: AgentImage, fence: tuple[str, int] | None = None) -> None:
+        self._host, self._image, self._fence = host, image, fence
+        self._hello: dict[str, Any] | None = None
         self._boot = loader.Boot()
         self._frames = wire.FrameReader()
         self._lock = threading.Lock()
-        self._needs_agent = False
+        self._needs_input = False
         self._login_bytes = 0
         self._failure: errors.AscendrunError | None = None
         self._errors = b""
@@ -74,7 +79,8 @@ class AgentBootstrap:
         return Login(wait_s, noise[:NOISE_BYTES].decode("utf-8", "replace"))
 
     def feed(self, data: bytes) -> list[tuple[dict[str, Any], bytes]]:
-        """Return the frames completed by new output; none before the agent sends. Raises wire.FrameError."""
+        """Return the frames completed by new output; none before the agent sends. Raises wire.FrameError,
+        SupersededError, UnreachableError."""
         if not self._boot.is_over:
             self._login_bytes += len(data)
             if self._login_bytes > LOGIN_BYTES:
@@ -84,13 +90,30 @@ class AgentBootstrap:
             data, self._boot.leftover = self._boot.leftover, b""
         elif self._failure is not None:
             return []
-        return self._frames.feed(data) if self._failure is None and data else []
+        frames = self._frames.feed(data) if self._failure is None and data else []
+        return frames if self._fence is None else [one for frame in frames for one in self._fenced(*frame)]
+
+    def _fenced(self, header: dict[str, Any], body: bytes) -> list[tuple[dict[str, Any], bytes]]:
+        """Hold the agent's first event back until heads of lower terms change nothing more there; it gets the state of
+        that moment."""
+        if header.get("event") == "hello":
+            with self._lock:
+                self._hello, self._needs_input = header, True
+            return []
+        if header.get("re") != FENCE_ID or self._hello is None:
+            return [(header, body)]
+        if header.get("ok"):
+            return [({**self._hello, **header, "re": None}, b"")]
+        failure = Failure.of_node(header.get("error") or {})
+        message = Text("agent.on-host", "{host}: {reason}", host=self._host, reason=failure.message)
+        kind = errors.SupersededError if failure.code == "superseded" else errors.UnreachableError
+        raise kind(message, hint=failure.hint, host=self._host)
 
     def _take(self, step: loader.Step) -> None:
         with self._lock:
             self._first_reply_mono = self._first_reply_mono or time.monotonic()
             if step.kind == loader.NEED_AGENT:
-                self._needs_agent = True
+                self._needs_input = True
             elif step.kind == loader.NO_PYTHON:
                 self._failure = errors.PreflightError.of(
                     "agent.no-python",
@@ -113,14 +136,17 @@ class AgentBootstrap:
         with self._lock:
             self._errors = (self._errors + data)[-4096:]
 
-    def needs_agent(self) -> bool:
-        """Return True once for each request of the other side for the archive."""
+    def needs_input(self) -> bool:
+        """Return True once each time that the other side waits: for the archive, or for the term of this head."""
         with self._lock:
-            needs, self._needs_agent = self._needs_agent, False
+            needs, self._needs_input = self._needs_input, False
         return needs
 
-    def upload(self) -> bytes:
-        return loader.upload(*self._image.pack())
+    def make_input(self) -> bytes:
+        """Return what the other side waits for."""
+        if self._hello is None or self._fence is None:
+            return loader.upload(*self._image.pack())
+        return wire.pack({"id": FENCE_ID, "op": "fence", "head_id": self._fence[0], "term": self._fence[1]})
 
     def why_closed(self, reason: Text, status: int | None) -> errors.AscendrunError:
         """Return the error of an ended stream: the reason in the protocol, or the last output of the login."""

@@ -334,12 +334,14 @@ class RankProcess(Request[RankProcessReply], op="rank-process"):
 
 class ControllerStatus(Message):
     """The running controller. `jobs`: live jobs. `pulse`: what it knows about them now, None: an older release.
-    `guard_pid`: the process that starts it again after a crash, None: there is none."""
+    `guard_pid`: the process that starts it again after a crash, None: there is none. `standby`: of a head that has one,
+    {term, lease, in_sync, voters, heads}: `voters` has seconds since each granted the lease, None: it has not."""
 
     pid: int
     jobs: tuple[str, ...] = converted(tuple, default=())
     pulse: Pulse | None = converted(Pulse.from_json, default=None)
     guard_pid: int | None = None
+    standby: Mapping[str, Any] | None = None
 
 
 class Status(Request[ControllerStatus], op="status"):

@@ -9,7 +9,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from typing import Any, Callable, Generic
+from typing import Any, Callable, Generic, Protocol
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError, InvalidInputError
@@ -75,6 +75,18 @@ class ConnectionListener:
     on_event: Callable[[AgentConnection, Message, bytes], None]
 
 
+class Fence(Protocol):
+    """The term of a head. `allows`: whether a request may be sent now; any thread."""
+
+    @property
+    def head_id(self) -> str: ...
+
+    @property
+    def term(self) -> int: ...
+
+    def allows(self, op: str) -> bool: ...
+
+
 class AgentConnection:
     """Connection to one host. Everything public may be called from any thread and never blocks."""
 
@@ -87,8 +99,9 @@ class AgentConnection:
         listener: ConnectionListener,
         connecting: Executor,
         sending: Executor,
+        fence: Fence | None = None,
     ) -> None:
-        self.host = host
+        self.host, self._fence = host, fence
         self._info: AgentInfo | None = None
         self.login = agent_bootstrap.Login()
         self.peer_address: str | None = None
@@ -194,6 +207,7 @@ class AgentConnection:
         if must_beat:
             self._sent_mono = now
             self.call(Ping(), deadline_s=wire.HEAD_BEAT_S, done=lambda reply: None)
+        self._pump()  # what waited for the lease of this head
         for call in expired:
             name, hint = self.host.name, self.last_error.hint if self.last_error else None
             late_reply = Text("agent.reply-timeout", "{host} did not reply in time", host=name)
@@ -246,7 +260,8 @@ class AgentConnection:
         if stale:
             connection.close()
             return
-        bootstrap = agent_bootstrap.AgentBootstrap(self.host.name, self._image)
+        fence = None if self._fence is None else (self._fence.head_id, self._fence.term)
+        bootstrap = agent_bootstrap.AgentBootstrap(self.host.name, self._image, fence)
         receiver = Receiver(
             on_data=lambda data: self._on_data(epoch, bootstrap, data),
             on_error_data=bootstrap.feed_error,
@@ -260,12 +275,12 @@ class AgentConnection:
         with self._lock:
             self._stream = stream
             self._boot_deadline_mono = time.monotonic() + BOOT_S
-        if bootstrap.needs_agent():
-            self._sending.submit(self._send_agent, epoch, bootstrap, stream)
+        if bootstrap.needs_input():
+            self._sending.submit(self._send_input, epoch, bootstrap, stream)
 
-    def _send_agent(self, epoch: int, bootstrap: agent_bootstrap.AgentBootstrap, stream: Stream) -> None:
+    def _send_input(self, epoch: int, bootstrap: agent_bootstrap.AgentBootstrap, stream: Stream) -> None:
         try:
-            stream.send(bootstrap.upload(), deadline_s=SEND_S)
+            stream.send(bootstrap.make_input(), deadline_s=SEND_S)
         except (AscendrunError, StreamClosedError) as error:
             self.fail(epoch, error if isinstance(error, AscendrunError) else bootstrap.why_closed(error.reason, None))
 
@@ -277,10 +292,12 @@ class AgentConnection:
             for header, body in bootstrap.feed(data):
                 self._on_frame(epoch, bootstrap, header, body)
             stream = self._stream  # None: the reply came before `open` returned; _connect checks again
-            if stream is not None and bootstrap.needs_agent():
-                self._sending.submit(self._send_agent, epoch, bootstrap, stream)
+            if stream is not None and bootstrap.needs_input():
+                self._sending.submit(self._send_input, epoch, bootstrap, stream)
         except (ValueError, InvalidInputError) as error:  # FrameError is a ValueError
             self.fail(epoch, agent_bootstrap.invalid_data(self.host.name, error))
+        except AscendrunError as error:
+            self.fail(epoch, error)
         except Exception as error:  # a bug: the controller's log has the traceback
             traceback.print_exc()
             self.fail(epoch, agent_bootstrap.internal_failure(self.host.name, error))
@@ -289,8 +306,8 @@ class AgentConnection:
         self, epoch: int, bootstrap: agent_bootstrap.AgentBootstrap, header: Mapping[str, Any], body: bytes
     ) -> None:
         self.heard_boot_s = boot_s()
-        if "re" in header:
-            number = header["re"]
+        number = header.get("re")
+        if number is not None:
             with self._lock:
                 call = self._pending.pop(number, None) if isinstance(number, int) else None
             if call is not None:
@@ -361,14 +378,21 @@ class AgentConnection:
             self._is_draining = True
         self._sending.submit(self._drain)
 
+    def _next_allowed(self) -> int | None:
+        """Return the first request that the fence allows; the others wait as for a host that is away."""
+        fence, outbox = self._fence, self._outbox
+        if fence is None:
+            return next(iter(outbox), None)
+        return next((number for number, call in outbox.items() if fence.allows(call.request.OP)), None)
+
     def _drain(self) -> None:
         while True:
             with self._lock:
-                if not self.is_up or not self._outbox or self._stream is None:
+                request_id = self._next_allowed()
+                if not self.is_up or request_id is None or self._stream is None:
                     self._is_draining = False
                     return
                 epoch, stream = self._epoch, self._stream
-                request_id = next(iter(self._outbox))
                 call = self._pending[request_id] = self._outbox.pop(request_id)
                 self._sent_mono = time.monotonic()
             try:

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Callable, TypeVar
+from typing import Any, Callable, NoReturn, TypeVar
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.errors import ConflictError
 from ascendrun.head.state.database import Database, immediate, unwritable, version_of
 from ascendrun.head.state.job_files import folders_of_jobs, head_id_of, jobs_without_row, remove_copy
-from ascendrun.head.state.state_dir import StoreDamagedError, make_private_file, set_aside
+from ascendrun.head.state.state_dir import StoreDamagedError, StoreUnusableError, make_private_file, set_aside
 from ascendrun.head.state.store_place import note_head, other_owner
 from ascendrun.node.files import read_json, write_json
 from ascendrun.text import Text
@@ -201,6 +201,16 @@ class StoreFile(Database):
             os.close(self._folder)
             self._folder = None
 
+    def update_head(self, **changes: Any) -> HeadFile:
+        """Change head.json of the controller that has the lease, if there is anything to change, and return it. Raises
+        StoreUnusableError."""
+        assert self._head is not None, "opened for reading"
+        if changes:
+            with self.raising_unusable(self.path):
+                self._head = replace(self._head, **changes)
+                self._head.write(self.path.parent)
+        return self._head
+
     def _has_lease(self) -> bool:
         try:
             row = self._db.execute("SELECT token FROM lease WHERE id = 1").fetchone()
@@ -378,6 +388,28 @@ class StoreFile(Database):
         parts = [among[start : start + MOST_VALUES] for start in range(0, len(among), MOST_VALUES)]
         found = (self.query(f"SELECT id FROM jobs WHERE id IN ({', '.join('?' * len(part))})", part) for part in parts)
         return frozenset(row[0] for rows in found for row in rows)
+
+
+def continues_elsewhere(host: str) -> Text:
+    if not host:
+        return Text("store.superseded-unknown", "another machine continues as this head")
+    return Text("store.superseded", "{host} continues as this head", host=host)
+
+
+def give_up(store: StoreFile, host: str) -> NoReturn:
+    """Write down that `host` ("": unknown) continues as this head, and then nothing more, by no thread. Raises
+    LostLeaseError."""
+    with suppress(StoreUnusableError):  # the nodes refuse this machine anyway
+        store.update_head(superseded=host)
+        with store.writing() as db:
+            db.execute("DELETE FROM lease")
+    raise LostLeaseError(continues_elsewhere(host))
+
+
+def superseded_by(state_dir: Path) -> str | None:
+    """Return the machine that continues as this head, "": unknown; None: none does."""
+    head = HeadFile.load(state_dir)
+    return None if head is None else head.superseded
 
 
 def _inode_of(path: Path) -> tuple[int, int] | None:

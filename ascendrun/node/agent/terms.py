@@ -63,11 +63,13 @@ class Terms:
             term, owner, order = request["term"], (request["term"], request["instance"]), list(request["order"])
             if state is not None and state.term > term:
                 return state, self._vote(state, "superseded")
-            is_same = state is not None and (state.term, state.instance) == owner
-            if is_same and order <= state.order:
-                return state, self._vote(state, "overtaken")
+            was_in_sync = False
+            if state is not None and (state.term, state.instance) == owner:
+                if order <= state.order:
+                    return state, self._vote(state, "overtaken")
+                was_in_sync = state.in_sync
             in_sync = request.get("in_sync")
-            held = self._held(request, bool(in_sync if in_sync is not None else is_same and state.in_sync), order)
+            held = self._held(request, was_in_sync if in_sync is None else bool(in_sync), order)
             return held, self._vote(held, "")
 
         return self._change(request["head_id"], change)

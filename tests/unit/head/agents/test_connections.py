@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ascendrun.core.errors import AgentVersionError, UnreachableError
+from ascendrun.core.errors import AgentVersionError, SupersededError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.head.agents import connections
 from ascendrun.head.agents.connections import COMMAND, MAGIC, Connections, encode_argv
@@ -25,6 +25,7 @@ from ascendrun.head.protocol.remote import FLOOD_FRAMES, AgentConnection, Reply,
 from ascendrun.head.ssh.transport import COMMAND_ENDED, Receiver, StreamClosedError
 from ascendrun.node import wire
 from ascendrun.text import Text
+from tests.lib.vcluster.processes import await_true
 
 ODD = [
     "a'; touch PWNED; echo 'b",
@@ -338,6 +339,55 @@ def test_a_reply_that_cannot_be_read_is_an_error_of_the_request() -> None:
     refused = {"code": "unknown-op", "message": {"key": "unknown-op", "values": {"op": "ping", "version": 1}}}
     error = read_reply(Ping(), {"ok": False, "error": refused}, b"").error
     assert error is not None and error.code == "unknown-op" and "ascendrun controller stop" in str(error.hint)
+
+
+class Term:
+    """The term of a head, which has its lease or not."""
+
+    head_id, term, is_held = "0123abcd", 3, False
+
+    def allows(self, op: str) -> bool:
+        return op in wire.READING or self.is_held
+
+
+def fenced(bootstrap: AgentBootstrap, reply: dict[str, Any]) -> list[dict[str, Any]]:
+    """Let an agent start and answer the first request; the frames that the connection gets."""
+    hello = {"event": "hello", "protocol": wire.PROTOCOL, "live": ["old"], **HELLO}
+    assert bootstrap.feed(wire.MAGIC + wire.pack(hello)) == [] and bootstrap.needs_input()
+    ((request, _),) = wire.FrameReader().feed(bootstrap.make_input())
+    assert (request["op"], request["head_id"], request["term"]) == ("fence", "0123abcd", 3)
+    return [header for header, _ in bootstrap.feed(wire.pack({"re": request["id"], **reply}))]
+
+
+def test_an_agent_admits_the_term_of_a_head_before_its_state_counts() -> None:
+    (hello,) = fenced(AgentBootstrap("n1", AgentImage({}), ("0123abcd", 3)), {"ok": True, "live": []})
+    assert hello["event"] == "hello" and hello["live"] == [] and hello["cpus"] == 4 and hello["re"] is None
+
+
+@pytest.mark.parametrize(("code", "kind"), [("superseded", SupersededError), ("disk-full", UnreachableError)])
+def test_an_agent_that_does_not_admit_it_is_not_connected(code: str, kind: type[Exception]) -> None:
+    error = {"code": code, "message": {"key": "superseded", "values": {"term": 4}}}
+    with pytest.raises(kind):
+        fenced(AgentBootstrap("n1", AgentImage({}), ("0123abcd", 3)), {"ok": False, "error": error})
+
+
+def test_without_its_lease_a_head_only_reads() -> None:
+    agent, term = OtherAgent({"event": "hello", "protocol": wire.PROTOCOL, **HELLO}), Term()
+    agent.data += wire.pack({"re": 0, "ok": True})
+    links = Connections(agent, AgentImage({}), Deaf(), lambda call: call(), term)  # type: ignore[arg-type]
+    link, request = links.get(Host("n1")), Exec(["true"], 5.0, 10)
+    assert not links.run_once(Host("n1"), request, deadline_s=60, done=lambda reply: None)  # where no agent refuses it
+    for one in (request, Ping()):
+        link.call(one, deadline_s=60, done=lambda reply: None)
+
+    def sent() -> list[str]:
+        links.tick()
+        return [header["op"] for header, _ in wire.FrameReader().feed(getattr(agent, "sent", b""))]
+
+    assert await_true(lambda: "ping" in sent(), deadline_s=60) and "exec" not in sent()
+    term.is_held = True
+    assert await_true(lambda: "exec" in sent(), deadline_s=60)
+    links.close()
 
 
 def run(shell: str, words: list[str], folder: Path) -> subprocess.CompletedProcess[bytes]:
