@@ -26,6 +26,8 @@ from ascendrun.node.loader import read_sources
 from ascendrun.text import Text
 
 CLAIM_S = 8.0
+FIRST_S = 30.0
+"""Seconds for a claim, and for the first one: the agents may have to be sent."""
 TICK_S = 0.1
 DRIFT, MARGIN_S = 0.02, 1.0
 """The clock of a voter may be faster by DRIFT; between a look at the lease and an action may be MARGIN_S."""
@@ -99,7 +101,8 @@ def claim_first(backend: Backend, standby: Standby, store: StoreFile) -> None:
     store.update_head(instance=instance)  # before the claim, so that it can be repeated
     voters = Voters(backend, standby)
     try:
-        votes = voters.claim(ClaimHead(store.head_id, 1, instance, os.uname().nodename, standby.lease_s))
+        request = ClaimHead(store.head_id, 1, instance, os.uname().nodename, standby.lease_s)
+        votes = voters.claim(request, timeout_s=FIRST_S)
     finally:
         voters.close()
     if votes.is_granted:

@@ -24,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Callable, Iterator, Optional, Tuple
 
-    Change = Callable[[Optional["State"]], Tuple["State", "dict[str, Any]"]]
+    Change = Callable[[Optional["State"]], Tuple[Optional["State"], "dict[str, Any]"]]
 
 LONGEST_S = 300.0
 """Most seconds of a lease (core/standby_settings.py)."""
@@ -78,7 +78,7 @@ class Terms:
         """Grant a term to one head. `asks`: only reply what it would do; `may_lose`: also to one without a complete
         copy. Raises OSError: nothing has changed."""
 
-        def change(state: State | None) -> tuple[State, dict[str, Any]]:
+        def change(state: State | None) -> tuple[State | None, dict[str, Any]]:
             term, is_first = request["term"], state is None and request["term"] == 1
             state = state or self._unknown()
             is_same = (state.term, state.instance) == (term, request["instance"])
@@ -87,7 +87,7 @@ class Terms:
                 if why:
                     return state, self._vote(state, why)
             if request.get("asks"):
-                return state, dict(self._vote(state, ""), granted=True)
+                return None if is_first else state, dict(self._vote(state, ""), granted=True)
             held = self._held(request, is_same and state.in_sync, state.order if is_same else [0, 0])
             return held, self._vote(held, "")
 
@@ -121,7 +121,7 @@ class Terms:
         return layout.term_file(self._root, head_id, is_local=network_of(self._root) is None)
 
     def _change(self, head_id: str, change: Change) -> dict[str, Any]:
-        """Read, change and write a state while no other agent does. On return it is on disk."""
+        """Read, change and write a state while no other agent does. On return it is on disk. None: as it was read."""
         path = self._path(head_id)
         make_private_dir(os.path.dirname(path))
         with _locked(path + ".lock"):
@@ -130,7 +130,7 @@ class Terms:
             if known is not None and known.boot_id != self._boot_id():
                 state = known._replace(boot_id=self._boot_id(), until_s=self._now_s() + known.lease_s)
             new, reply = change(state)
-            if new != known:
+            if new is not None and new != known:
                 write_json(path, new._asdict())
         return reply
 

@@ -87,7 +87,7 @@ def test_without_a_complete_copy_only_a_person_may_take_over_and_never_a_live_le
 def test_a_reboot_voids_no_lease(voter: Voter) -> None:
     voter.renew(1, "a", 1, in_sync=True)
     voter.reboot()
-    assert voter.claim(2, "b")["why"] == "held"
+    assert voter.claim(2, "b", asks=True)["why"] == "held"
     voter.pass_time(LEASE_S + 1)
     assert voter.claim(2, "b")["granted"]
 
@@ -107,6 +107,7 @@ def test_a_damaged_file_is_an_unknown_lease_and_never_a_free_one(voter: Voter, c
 def test_a_missing_file_grants_the_first_term_only(voter: Voter) -> None:
     assert voter.claim(2, "b")["why"] == "unknown"
     voter.file.unlink()
+    assert voter.claim(1, "a", asks=True)["granted"] and not voter.file.exists()
     assert voter.claim(1, "a")["granted"]
 
 
