@@ -111,7 +111,7 @@ def claim_first(backend: Backend, standby: Standby, store: StoreFile) -> None:
     newer = next((vote for vote in votes.votes.values() if isinstance(vote, Vote) and vote.term), None)
     if newer is not None:
         raise SupersededError(
-            continues_elsewhere(newer.host), hint=Text("standby.status", "ascendrun controller status")
+            continues_elsewhere(newer.host), hint=Text("standby.status", "run `ascendrun controller status` there")
         )
     names = [host.name for host in standby.voters if not isinstance(votes.votes.get(host.name), Vote)]
     raise UnreachableError.of(
@@ -175,8 +175,8 @@ class HeadLease:
         """Return why nothing is started now: the voters that have not granted the lease."""
         held = {name for name, sent_s in self._granted_s.items() if sent_s > self._since_s()}
         away = [host.name for host in self.standby.voters if host.name not in held]
-        counts = {"needed": self.standby.majority, "voters": len(self.standby.voters)}
-        return because("head-without-lease", away, **counts)
+        voters = len(self.standby.voters)
+        return because("head-without-lease", away, needed=self.standby.majority, voters=voters)
 
     def status(self) -> dict[str, Any]:
         """Return what `controller status` shows: seconds since each voter granted it, None: it has not."""

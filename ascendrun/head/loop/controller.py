@@ -95,7 +95,7 @@ class Controller:
         self._links = Connections(backend, AgentImage(read_sources()), listener, self.post, fence)
         self._context = Context(self._store, self._links, retention or Retention(), self._guard)
         if self._lease is not None:
-            self._context.lease, self._context.steps.may_act = self._lease, lambda: self._lease.is_held
+            self._context.lease, self._context.steps.may_act = self._lease, partial(self._lease.allows, "go")
         self._jobs = LiveJobs(self._context)
         self._operations = Operations(self._links)
         self._monitors = Monitors(self._context, self._jobs, self._operations, idle_check_s)

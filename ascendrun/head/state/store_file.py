@@ -180,8 +180,14 @@ class StoreFile(Database):
         if head is not None and (lease is None or lease[0] != head.session):
             number = max(number, head.next_number)
         reserved = max(number, head.next_number if head else 0)
-        new = {"next_number": reserved, "session": self._token, "schema": version_of(self._db), "closed": None}
-        self._head, self._next_number = replace(head or HeadFile(head_id, reserved), **new), number
+        self._head = replace(
+            head or HeadFile(head_id, reserved),
+            next_number=reserved,
+            session=self._token,
+            schema=version_of(self._db),
+            closed=None,
+        )
+        self._next_number = number
         self._head.write(state_dir)
 
     def _claim(self, db: sqlite3.Connection, head_id: str) -> None:
@@ -201,15 +207,19 @@ class StoreFile(Database):
             os.close(self._folder)
             self._folder = None
 
-    def update_head(self, **changes: Any) -> HeadFile:
-        """Change head.json of the controller that has the lease, if there is anything to change, and return it. Raises
+    def update_head(
+        self, *, term: int | None = None, instance: str | None = None, superseded: str | None = None
+    ) -> HeadFile:
+        """Return head.json of the controller that has the lease, with new values of those given. Raises
         StoreUnusableError."""
         assert self._head is not None, "opened for reading"
-        if changes:
+        given = {"term": term, "instance": instance, "superseded": superseded}
+        changed = load_dataclass(HeadFile, {**asdict(self._head), **{k: v for k, v in given.items() if v is not None}})
+        if changed != self._head:
             with self.raising_unusable(self.path):
-                self._head = replace(self._head, **changes)
-                self._head.write(self.path.parent)
-        return self._head
+                changed.write(self.path.parent)
+            self._head = changed
+        return changed
 
     def _has_lease(self) -> bool:
         try:
