@@ -12,15 +12,20 @@ from collections.abc import Iterable, Mapping
 from ascendrun.ascend.vocabularies import read_table
 from ascendrun.text import listed
 
+SHORT = 40
+"""Characters: no hint sets a variable to a longer value."""
 _STEPS = re.compile("; |；")
 _ASSIGNED = re.compile(r"\b([A-Z][A-Z0-9_]{3,})=([\w.:/-]+)")
 _COMMAND = re.compile(r"`[^`]+`")
 _PLACE = re.compile(r"(?<![\w$-])[A-Z]+\b(?![_.=])")
 
 
-def named_in(texts: Iterable[str], known: Mapping[str, str]) -> Mapping[str, str]:
+def named_in(
+    texts: Iterable[str], known: Mapping[str, str], variables: Mapping[str, object] | None = None
+) -> Mapping[str, str]:
     """Return what hints may name by what was printed: values for the places in commands (PORT, PATH, SMI), and the
-    accelerator, the engine and the launcher, "" if unknown. `known`: those of them that are known."""
+    accelerator, the engine and the launcher, "" if unknown. `known`: those of them that are known. `variables`: of the
+    environment; short ones are $NAME."""
     whole, table = "\n".join(texts), read_table("hints")
     found: dict[str, str] = {}
     for kind, every in table["kinds"].items():
@@ -30,6 +35,7 @@ def named_in(texts: Iterable[str], known: Mapping[str, str]) -> Mapping[str, str
         tools = dict.fromkeys(name for row in rows for name in row if name != "names")
         found.update({name: " / ".join(row[name] for row in rows) for name in tools})
     hits = ((place, re.search(pattern, whole, re.M)) for place, pattern in table["places"].items())
+    found.update({f"${name}": str(text) for name, text in (variables or {}).items() if len(str(text)) <= SHORT})
     return {**found, **{place: next(filter(None, hit.groups())) for place, hit in hits if hit is not None}}
 
 

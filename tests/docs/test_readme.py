@@ -102,6 +102,7 @@ def test_documents_that_a_document_names_are_there(name: str) -> None:
 def test_commands_that_a_document_shows_have_these_options(name: str) -> None:
     for shown in COMMAND.findall((CHECKOUT / name).read_text(encoding="utf-8")):
         words = AFTER_COMMAND.sub("", shown.strip("`$ ")).split()[1:]
+        words = ["0" if word == "R" else word for word in words]  # the place of a rank
         if any(word.startswith(("[", "(")) for word in words):
             continue  # a usage line
         try:

@@ -19,6 +19,7 @@ from ascendrun.ascend.vocabularies import DOMAINS, at_phase, class_of, deepest, 
 from ascendrun.core.jobs.restart import Kind
 from ascendrun.health.diagnosis import Confidence, Diagnosis, diagnose, render
 from ascendrun.health.diagnosis.classes import failure_of, fingerprint_of
+from ascendrun.text import Text
 
 CASES = [load(path) for path in case_files()]
 TABLES = sorted(path.stem for path in (Path(__file__).parents[2] / "ascendrun/ascend/vocabularies").glob("*.toml"))
@@ -420,3 +421,26 @@ def test_the_hint_fits_the_job(err: str, row: dict[str, object], helps: str, not
     for lang in ("en", "zh"):
         hint = render(found, lang).hint
         assert helps in hint and not_shown not in hint, hint
+
+
+def test_a_general_error_of_nccl_has_the_reason_that_it_reports() -> None:
+    message = "torch.distributed.DistBackendError: NCCL error in: a.cpp:52, unhandled system error, NCCL version 2.21.5"
+    found = found_of(f"{FRAME}{message}\nLast error:\nring 4 of the plug-in has no buffer", family="cuda")
+    assert "ring 4 of the plug-in has no buffer" in render(found, "en").message
+
+
+def test_a_collective_of_a_part_of_the_ranks_names_its_group() -> None:
+    told = (
+        "[rank{rank}]:[E1120 10:00:40.1 ProcessGroupNCCL.cpp:616] [Rank 0] [PG ID 3 PG GUID 12(tensor) Rank 0] "
+        "Watchdog caught collective operation timeout: WorkNCCL(SeqNum={seq}, OpType=ALLREDUCE, NumelIn=9, NumelOut=9, "
+        "Timeout(ms)=600000) ran for 600013 milliseconds before timing out."
+    )
+    groups = [
+        {"ranks": 3, "at": 90, "exit": 1, "err": told.replace("{seq}", "7")},
+        {"ranks": "0-2", "at": 90, "exit": 1, "err": told.replace("{seq}", "9")},
+        {"ranks": "rest", "exit": -15, "stopped": True},
+    ]
+    found = found_of("", family="cuda", groups=groups)
+    shown = [proof.text for proof in found.evidence if isinstance(proof.text, Text)]
+    assert found.ranks == (3,)
+    assert [(text.values["group"], text.values["ranks"]) for text in shown] == [("12(tensor)", [0, 1, 2, 3])]

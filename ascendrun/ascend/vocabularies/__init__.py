@@ -277,7 +277,7 @@ def is_error_line(text: str) -> bool:
     return not text.startswith(("[INFO]", "[DEBUG]", "[WARNING]", "[EVENT]"))
 
 
-def has_inner_code(code: str, texts: Iterable[str]) -> bool:
+def hides_cause(code: str, texts: Iterable[str]) -> bool:
     """Return whether a message with this code, which may stand for a failure in a lower layer, has another one."""
     layer, _, outer = code.partition("-")
     value = value_of("acl", outer) if layer == "ACL" else None

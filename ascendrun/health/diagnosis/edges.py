@@ -18,7 +18,7 @@ from ascendrun.health.diagnosis.evidence import Evidence, Moment
 from ascendrun.health.diagnosis.lines.rank_lines import PeerLine
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.result import Proof, Suspect, proof_of
-from ascendrun.text import Rendered, Text
+from ascendrun.text import Rendered, Text, listed
 
 COUNTED = ("tag", "index", "sequence", "progress")
 """Kinds of messages with the number or the name of an operation of a communication group."""
@@ -136,7 +136,11 @@ class Edges:
         # The line of the first edge has the values of the code's signature.
         hits = scan((0, one.message.line.text) for one in found.edges[:1])
         values = next((hit.values for hit in hits if hit.signature.code == code), {} if own is None else own.values)
-        seen = (Proof(text, rank, self.by_rank[rank].rank.host) for rank, text in found.seen)
+        seen = [Proof(text, rank, self.by_rank[rank].rank.host) for rank, text in found.seen]
+        group = next(filter(None, (one.message.values.get("group") for one in found.edges)), "")
+        members = {*ranks, *(one.rank for one in self.counted if one.message.values.get("group") == group)}
+        if group and len(members) < len(self.timelines):
+            seen.append(Proof(listed("diagnosis.of-group", group=group, ranks=sorted(members))))
         proofs = (*seen, *(proof_of(self.evidence, *one) for one in shown))
         values = {**values, **(found.values or {})}
         made = Suspect(code, strength, ranks, tuple(sorted(set(hosts))), found.at, proofs, values, not caveats)

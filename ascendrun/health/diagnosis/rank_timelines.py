@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 
-from ascendrun.ascend import vocabularies
 from ascendrun.ascend.signatures import Hit, scan
-from ascendrun.ascend.vocabularies import alike, class_of, is_of_several, says, strength_of
+from ascendrun.ascend.vocabularies import alike, class_of, hides_cause, is_error_line, is_of_several, says, strength_of
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, moment, with_stamps
@@ -186,22 +185,15 @@ def known_line_indicators(lines: Fatal) -> list[result.Suspect]:
         since_s = None if line.at_s is None or closing is None or closing.at_s is None else closing.at_s - line.at_s
         has_order = closing is None or closing is line or since_s is not None
         is_near = (lines.lived_s(line) or 0.0) <= rank_lines.NEAR_THE_END_S
-        sure = (
-            is_last
-            and has_order
-            and is_near
-            and not vocabularies.has_inner_code(hit.signature.code, _around(hit, lines.lines))
-        )
+        sure = is_last and has_order and is_near and not hides_cause(hit.signature.code, _around(hit, lines.lines))
         weaker = has_own_cause or (since_s or 0.0) > EARLIER_S
         indicator = _indicator(lines, hit, line, weaker=weaker, sure=sure)
         if lines.outlived(hit.line):
             indicator = replace(indicator, strength=min(indicator.strength, strength_of("outlived")), sure=False)
         indicators.append(indicator)
     for hit in scan((index, line.text) for index, line in enumerate(lines.plog)):
-        if not is_of_several(hit.signature.code) and is_specific(hit) and vocabularies.is_error_line(hit.text):
-            sure = not lines.has_waited and not vocabularies.has_inner_code(
-                hit.signature.code, _around(hit, lines.plog)
-            )
+        if not is_of_several(hit.signature.code) and is_specific(hit) and is_error_line(hit.text):
+            sure = not lines.has_waited and not hides_cause(hit.signature.code, _around(hit, lines.plog))
             indicators.append(_indicator(lines, hit, lines.plog[hit.line], weaker=has_own_cause, sure=sure))
     return indicators
 

@@ -18,13 +18,12 @@ from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, 
 from ascendrun.health.diagnosis.wait_rules import FEW_SHARE, blame_waiting
 from ascendrun.health.hints import named_in
 from ascendrun.text import Text
+from ascendrun.text.format import fold_hosts
 
 CERTAIN_FROM = 60
 """A weaker reason is never reported as certain."""
 CLEARLY_S = 1.0
 MOST_DETAILS = 3
-VARIABLE_CHARACTERS = 40
-"""No hint sets a variable to a longer value."""
 MUTE_S = 0.3
 """Output is read in pieces: a line may have been written this long before it was received."""
 
@@ -103,7 +102,8 @@ def _told_of(
     coded = [*known, *said, *(line.text for one in first for line in one.plog)]
     lines = [*(proof.line for proof in proofs), *(coded if value and value.vocabulary in ("acl", "cann") else ())]
     advice = next((match[1] for match in map(wording("advice").search, said) if match is not None), "")
-    detail = cann_detail(lines) or (lines[0] if proofs else "")
+    inner = wording("last-error").search("\n".join(said)) if winner.code == "exception" else None
+    detail = cann_detail(lines) or (inner["text"] if inner is not None else lines[0] if proofs else "")
     waits = Counter(one.waited for one in timelines if one.waited and (winner.rules or not winner.strength))
     waited = next((kind for kind, _ in waits.most_common(1)), "")
     return proofs, {key: text for key, text in (("advice", advice), ("detail", detail), ("waited", waited)) if text}
@@ -113,14 +113,13 @@ def _given_of(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimel
     """Return what a hint may name: of the job, the first rank, its message, and the short variables of its host."""
     first = next((one for one in timelines if one.rank.rank in winner.ranks and one.rank.rank >= 0), None)
     told = first.said if first is not None and first.said else [proof.line for proof in winner.proofs]
-    numbers = {} if first is None else {"R": first.rank.rank, "N": first.rank.device}
     variables = evidence.host(winner.hosts[0]).facts.get("environ", {}) if winner.hosts else {}
     return {
-        **named_in(told, {"accelerator": evidence.device_type, "launcher": evidence.launcher}),
-        **{place: str(number) for place, number in numbers.items() if number is not None},
-        **{f"${name}": text for name, text in variables.items() if len(str(text)) <= VARIABLE_CHARACTERS},
+        **named_in(told, {"accelerator": evidence.device_type, "launcher": evidence.launcher}, variables),
         "JOB": evidence.job,
-        "HOST": ",".join(winner.hosts),
+        "R": "" if first is None else str(first.rank.rank),
+        "N": "" if first is None or first.rank.device is None else str(first.rank.device),
+        "HOST": fold_hosts(winner.hosts),
     }
 
 

@@ -173,13 +173,12 @@ class Fatal(rank_lines.RankLines):
         is_aside = chain.kind == "thread" or is_torn or has_other
         unsure = not self.is_last_output(chain) or was_handled or is_aside or chain.is_argued
         if hit is not None:
-            is_inner = vocabularies.has_inner_code(
-                hit.signature.code, (lines[index].text for index in self.message_of(chain.root))
-            )
-            is_of_others = hit.signature.blames in ("peer", "network")
+            row, texts = hit.signature, (lines[index].text for index in self.message_of(chain.root))
+            is_inner = vocabularies.hides_cause(row.code, texts)
+            is_of_others = row.blames in ("peer", "network")
             may_be_others = is_of_others and rank_lines.services_in(chain.root.text, by_address=True)
             unsure = unsure or is_inner or bool(may_be_others)
-            row, key = hit.signature, "" if hit.signature.blames in ("job", "network") else hit.signature.code
+            key = "" if row.blames in ("job", "network") else row.code
             strength = max(row.strength, strength_of("exception")) if role == CAUSE else row.strength
             if all(proof.text != hit.text.strip() for proof in proofs):
                 proofs = (*proofs, self.proof(lines[hit.line]))
