@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ascendrun.cluster.heads import other_head
 from ascendrun.core.settings import FORWARDED_VARIABLE
 
 if TYPE_CHECKING:
@@ -21,15 +22,18 @@ WRITES = ("fetch", "cp", "bundle", "report", "export", "verify", "metrics")
 """Commands that leave files in the working directory, or where an option names it."""
 OF_A_MACHINE = ("run", "ensure", "move")
 """Actions of `controller` that are about the machine on which they were typed."""
+OF_A_STANDBY = (*OF_A_MACHINE, "standby", "role", "relay", "install", "uninstall")
+"""The same on a machine that is not the head of its `standby` settings."""
 
 
 def run_elsewhere(ctx: click.Context) -> int | None:
     """Run a command where it belongs and return its exit code; None: that is here. Raises UnreachableError."""
     name, settings, forwarded = str(ctx.command.name), ctx.obj.settings, ctx.obj.environ.get(FORWARDED_VARIABLE)
-    is_head = (settings.head or "").rpartition("@")[2] in ("", *os.uname().nodename.split(".")[:1], os.uname().nodename)
-    host = settings.owner if is_head or forwarded else settings.head
+    action = ctx.params.get("action") if name == "controller" else None
+    other = None if forwarded else other_head(settings, is_of_machine=action in OF_A_STANDBY)
+    host = other or settings.owner
     has_home = host == settings.owner
-    if host is None or forwarded == "store" or (has_home and ctx.params.get("action") in OF_A_MACHINE):
+    if host is None or forwarded == "store" or (has_home and action in OF_A_MACHINE):
         if forwarded and not os.isatty(1):
             _end_with_sender()
         return None

@@ -176,16 +176,27 @@ def _word(word: str, paths: set[str]) -> str:
 def _ssh(
     errand: Errand, script: str, terminal: str = "-T", stdin: int | None = None, stdout: int | None = None
 ) -> subprocess.Popen[bytes]:
-    """Run a script there, in the environment of a login whatever its shell is. SIGTERM and SIGHUP end it."""
-    packed = b64encode((errand.environment() + script).encode()).decode()
-    command = f"""exec /bin/sh -lc 'eval "$(echo {packed} | base64 -d)"'"""
-    try:
-        process = subprocess.Popen(["ssh", terminal, *_SSH, "--", errand.host, command], stdin=stdin, stdout=stdout)
-    except OSError as error:
-        raise _gone(errand) from error
+    """Run a script as `open_ssh`. SIGTERM and SIGHUP end it."""
+    process = open_ssh(errand, script, (terminal,), stdin, stdout)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: process.terminate())
     return process
+
+
+def open_ssh(
+    errand: Errand,
+    script: str,
+    options: Sequence[str] = (),
+    stdin: int | None = subprocess.DEVNULL,
+    stdout: int | None = subprocess.PIPE,
+) -> subprocess.Popen[bytes]:
+    """Run a script on the host of an errand, in the environment of a login whatever its shell is."""
+    packed = b64encode((errand.environment() + script).encode()).decode()
+    command = f"""exec /bin/sh -lc 'eval "$(echo {packed} | base64 -d)"'"""
+    try:
+        return subprocess.Popen(["ssh", *options, *_SSH, "--", errand.host, command], stdin=stdin, stdout=stdout)
+    except OSError as error:
+        raise _gone(errand) from error
 
 
 def _unpack(errand: Errand, script: str, *argv: str) -> None:

@@ -63,7 +63,8 @@ class Settings:
     None: they fail. `color`: auto, always or never. `exec_timeout_s`: time limit of an `exec` command on a host.
     `transport`: connection to hosts behind SSH: auto, paramiko, or openssh (the ssh program). `lang`: the language of
     messages, en or zh, None: that of the locale. `default_engine`: of jobs that name neither an engine nor a hostfile,
-    None: they fail. `head`: user@host on which commands run, None: this machine. `queue`: directory of the queue that
+    None: they fail. `head`: user@host on which commands run, or several with commas, of which one is the head, None:
+    this machine. `queue`: directory of the queue that
     the users of this machine share, None: jobs of this user only are considered. `owner`: another machine
     that has the store, None: this one, or none yet. `retention`: the settings with a
     `limit`. `origins`: by name, the origin of its value, such as "default" or "$ASCENDRUN_COLOR". `blocks`: the
@@ -291,7 +292,7 @@ def _set_all(values: dict[str, Any], origins: dict[str, str], given: Iterable[_G
 
 def _of_file(file: Path, text: bytes, blocks: list[SettingsBlocks], problems: list[Problem]) -> Iterator[_Given]:
     """Yield the plain settings of a file; BLOCKS go to `blocks`."""
-    from ascendrun.core.reader.yaml_source import MappingNode, ScalarNode, read_yaml
+    from ascendrun.core.reader.yaml_source import ListNode, MappingNode, ScalarNode, read_yaml
 
     source = read_yaml(text, str(file), is_plain=True)
     problems += [replace(problem, is_private=True) for problem in source.problems]
@@ -312,6 +313,9 @@ def _of_file(file: Path, text: bytes, blocks: list[SettingsBlocks], problems: li
         if isinstance(node, ScalarNode):
             is_private = name not in _BY_NAME or not is_block
             yield _Given(name, node.text, file.parent, (str(file), place.line, place.column), is_private)
+        elif name == "head" and isinstance(node, ListNode) and all(isinstance(one, ScalarNode) for one in node.items):
+            heads = ",".join(one.text for one in node.items if isinstance(one, ScalarNode))
+            yield _Given(name, heads, file.parent, (str(file), place.line, place.column))
         else:
             problem = place.problem(Text("settings.plain", "expected one plain value for each name"), FORM)
             problems.append(replace(problem, is_private=True))

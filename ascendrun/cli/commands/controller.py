@@ -15,9 +15,14 @@ from ascendrun.cluster.controller import revive_controller
 from ascendrun.cluster.install import Installation, install, installed, uninstall
 from ascendrun.text import Text
 
+ACTIONS = ("run", "status", "stop", "install", "uninstall", "ensure", "move", "standby")
+
 
 @cli_command("controller")
-@click.argument("action", type=click.Choice(["run", "status", "stop", "install", "uninstall", "ensure", "move"]))
+@click.argument("action", type=click.Choice([*ACTIONS, "role", "relay"]), metavar=f"{{{'|'.join(ACTIONS)}}}")
+@click.option(
+    "--take-over", "takes_over", is_flag=True, help="standby: Become the head now, also with an incomplete copy."
+)
 @click.option("--shared", metavar="DIR", help="run: Decide for all users of this machine, over a socket in DIR.")
 @click.option("--group", help="run --shared: Only members of this group may connect.")
 @click.option(
@@ -25,14 +30,21 @@ from ascendrun.text import Text
 )
 @output_option
 def command(
-    ctx: CliContext, action: str, shared: str | None, group: str | None, admins: tuple[str, ...], output: str | None
+    ctx: CliContext,
+    action: str,
+    takes_over: bool,
+    shared: str | None,
+    group: str | None,
+    admins: tuple[str, ...],
+    output: str | None,
 ) -> int:
     """Run, query, stop or install the controller, the background process that monitors jobs.
 
     Other commands start it when they need it. Running jobs do not depend on it. `install` makes systemd or cron of this
     user start it again after a crash or a reboot; `uninstall` ends that. `ensure` is what they run.
     `move` brings the jobs of a user with a shared home to this login node. `run --shared` decides where the jobs of all
-    users start whose settings have `queue: DIR`; each keeps a controller.
+    users start whose settings have `queue: DIR`; each keeps a controller. `standby` copies the head of the `standby`
+    settings to this machine, and continues here when that one is lost.
 
     Examples:
     ascendrun controller status
@@ -41,6 +53,7 @@ def command(
     ascendrun controller run        # in the foreground
     ascendrun controller stop       # jobs keep running; the next command starts it again
     ascendrun controller move       # on this login node, when another one is taken out of use
+    ascendrun controller standby    # on a second machine, see docs/standby.md
     ascendrun controller run --shared /srv/ascendrun --group npu --admin alice
     """
     if action != "status" and output is not None:
@@ -50,6 +63,12 @@ def command(
     if shared is not None:
         ctx.cluster.controller.run_shared(Path(shared).absolute(), admins=admins, group=group)
         return 0
+    if takes_over and action != "standby":
+        raise UsageError.of("controller.take-over", "`--take-over` is for `controller standby`")
+    if action in ("standby", "role", "relay"):
+        from ascendrun.cluster import standby
+
+        return standby.serve(ctx.settings, action, take_over=takes_over)
     if action == "move":
         from ascendrun.cluster.forward import take_over
 

@@ -172,7 +172,7 @@ class Controller:
         signal.signal(signal.SIGINT, lambda *_: self.post(self._end))
         if self._lease is not None:
             self._lease.begin(self._links)
-            self._lease.set_in_sync(False, lambda: None)
+            self._context.replica.begin(self._lease)
         self._jobs.adopt_missing()
         self._search_lost()
         self._context.resume()

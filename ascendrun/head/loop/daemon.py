@@ -12,10 +12,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ascendrun.core.errors import AscendrunError, DeadlineExceededError, SupersededError, UnreachableError
+from ascendrun.core.errors import (
+    AscendrunError,
+    ConflictError,
+    DeadlineExceededError,
+    SupersededError,
+    UnreachableError,
+)
 from ascendrun.head.loop import guard as guarding
 from ascendrun.head.state.state_dir import make_state_dir
 from ascendrun.head.state.store_file import continues_elsewhere, superseded_by
+from ascendrun.head.state.store_place import standby_dir
 from ascendrun.node.files import write_json
 from ascendrun.text import Text
 
@@ -124,6 +131,12 @@ def run_controller(
     from ascendrun.head.notify.notifier import Notifier
 
     make_state_dir(state_dir)
+    if standby_dir(state_dir).is_dir():
+        raise ConflictError.of(
+            "standby.is-copy",
+            "this machine is the standby of another head",
+            "run the command on the head, or `ascendrun controller standby --take-over` here",
+        )
     if (
         guarding.is_restart()
         and guarding.KEPT_LOCK_VARIABLE not in os.environ

@@ -152,7 +152,11 @@ def should_run(state_dir: str) -> bool:
 
 
 def ensure(state_dir: str, *, detached: bool) -> bool:
-    """Start a controller if one should run; return whether. `detached` False: this process becomes its guard."""
+    """Start a controller, or a standby, if one should run; return whether. `detached` False: this process becomes its
+    guard, or the standby."""
+    argv = ARGV
+    if os.path.isdir(f"{state_dir}.standby"):
+        state_dir, argv = f"{state_dir}.standby", [*ARGV[:-1], "standby"]
     if not should_run(state_dir):
         return False
     if detached and os.fork():
@@ -164,7 +168,7 @@ def ensure(state_dir: str, *, detached: bool) -> bool:
     for source, target in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(source, target)
     os.chdir("/")
-    return bool(os.execv(sys.executable, ARGV))
+    return bool(os.execv(sys.executable, argv))
 
 
 if __name__ == "__main__":

@@ -55,21 +55,17 @@ class _Held(NamedTuple):
 
 
 class Replica:
-    """Use from the controller's thread. `post` runs a call there. `voters` None: there is no standby, nothing waits.
+    """Use from the controller's thread. `post` runs a call there. Before `begin` there is no standby, nothing waits.
 
-    While `_waits`, the voters may let the standby take over: what is to be done waits for its acknowledgement. That
-    is so from the start, until the voters have recorded that no standby is in sync.
+    While `_waits`, the voters may let the standby take over: what is to be done waits for its acknowledgement.
     """
 
     def __init__(
-        self,
-        store: Store,
-        post: Callable[[Callable[[], None]], None],
-        guard: Callable[[Callable[[], object]], object],
-        voters: Voters | None = None,
+        self, store: Store, post: Callable[[Callable[[], None]], None], guard: Callable[[Callable[[], object]], object]
     ) -> None:
-        self._store, self._root, self._post, self._guard, self._voters = store, store.path.parent, post, guard, voters
-        self._waits, self._is_leaving = voters is not None, False
+        self._store, self._root, self._post, self._guard = store, store.path.parent, post, guard
+        self._voters: Voters | None = None
+        self._waits = self._is_leaving = False
         self._in_sync = False
         self._sending = threading.Condition()  # numbers, and what is read from disk, in the order of the stream
         self._number = self._acknowledged = self._stream = 0
@@ -82,7 +78,11 @@ class Replica:
         self._changed: dict[str, None] = {}
         self._held: deque[_Held] = deque()
         self._known_hosts: list[int] = []
-        store.on_change = self._note if voters is not None else lambda path: None
+
+    def begin(self, voters: Voters) -> None:
+        """Wait for a standby from now on. The voters first record that none is in sync: nothing is known about it."""
+        self._voters, self._waits, self._store.on_change = voters, True, self._note
+        self.leave()
 
     @property
     def status(self) -> StandbyStatus:
@@ -134,7 +134,7 @@ class Replica:
             self.leave()
 
     def leave(self) -> None:
-        """Have the voters record that no standby is in sync. Also after a start: nothing is known about it."""
+        """Have the voters record that no standby is in sync."""
         if self._voters is not None and not self._is_leaving:
             self._is_leaving = True
             self._voters.set_in_sync(False, self._left)

@@ -17,6 +17,7 @@ from ascendrun.core import errors
 from ascendrun.head.protocol.messages import OTHER_VERSION_HINT, Message, R, Request
 from ascendrun.head.protocol.release import own_release
 from ascendrun.node import wire
+from ascendrun.node.files import write_all
 from ascendrun.text import Text
 
 SOCKET_NAME = "controller.sock"
@@ -229,6 +230,37 @@ class ControlClient:
             path=str(state_dir),
             error=error.strerror,
         )
+
+    @classmethod
+    def over(cls: type[C], connected: socket.socket) -> C:
+        """Return a client over a stream that `relay` connects with a controller on another machine.
+
+        Raises UnreachableError: it ended before."""
+        client = cls.__new__(cls)
+        client._socket, client._next_id, client._reader = connected, 0, wire.FrameReader()
+        before = b""
+        while not before.endswith(wire.MAGIC):  # behind what a login prints
+            byte = connected.recv(1)
+            if not byte:
+                connected.close()
+                raise errors.UnreachableError(Text("control.relay-ended", "no controller responds there"))
+            before += byte
+        return client
+
+    def relay(self, source: int, target: int) -> None:
+        """Copy the bytes of two descriptors to and from the controller, until one side ends."""
+
+        def copy_requests() -> None:
+            with suppress(OSError):
+                while data := os.read(source, 1 << 16):
+                    self._socket.sendall(data)
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+        threading.Thread(target=copy_requests, name="relay", daemon=True).start()
+        with suppress(OSError):
+            write_all(target, wire.MAGIC)
+            while data := self._socket.recv(1 << 18):
+                write_all(target, data)
 
     def __enter__(self: C) -> C:
         return self

@@ -50,6 +50,25 @@ def noted_head() -> dict[str, Any]:
     return {key: value for key, value in _read_pointer().items() if key != "host"}
 
 
+def standby_dir(state_dir: Path) -> Path:
+    """Return the directory of the copy of a head; a machine that has it is a standby, until it becomes the head."""
+    return state_dir.with_name(f"{state_dir.name}.standby")
+
+
+def may_be_head(state_dir: Path) -> bool:
+    """Return whether this machine has the jobs of a head with a standby: not a copy, nor a superseded store."""
+    try:
+        head = None if standby_dir(state_dir).is_dir() else read_json(str(state_dir / "head.json"))
+    except OSError:
+        return False
+    return head is not None and head.get("superseded") is None
+
+
+def is_this_machine(head: str) -> bool:
+    """Return whether a user@host names this machine."""
+    return head.rpartition("@")[2] in (*os.uname().nodename.split(".")[:1], os.uname().nodename)
+
+
 def _read_pointer() -> dict[str, Any]:
     try:
         found = read_json(str(_pointer()))

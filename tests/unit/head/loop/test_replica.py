@@ -47,8 +47,8 @@ class Head:
         if self.store.needs_restore():
             restore_rows(self.store)
         self._calls: list[Callable[[], None]] = []
-        self.replica = Replica(self.store, self._calls.append, lambda call: call(), self.voters)
-        self.replica.leave()
+        self.replica = Replica(self.store, self._calls.append, lambda call: call())
+        self.replica.begin(self.voters)
         self.done: list[str] = []
 
     def alone(self) -> None:

@@ -1,0 +1,287 @@
+"""A head on two machines: which of them acts, the copy on the other one, and how that one takes over."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from ascendrun.backends import Backends, SshOptions
+from ascendrun.backends.controller import find_askpass
+from ascendrun.cluster.forward import Errand, open_ssh
+from ascendrun.core.errors import AscendrunError, ConflictError, PreflightError, UnreachableError
+from ascendrun.core.settings import Settings
+from ascendrun.core.standby_settings import Standby, read_standby
+from ascendrun.head.agents.lease import Voters, Votes
+from ascendrun.head.loop import guard as guarding
+from ascendrun.head.loop.daemon import is_running, running_pid
+from ascendrun.head.protocol.control_messages import Status
+from ascendrun.head.protocol.control_socket import ControlClient
+from ascendrun.head.protocol.lease_messages import ClaimHead, Vote
+from ascendrun.head.protocol.standby_messages import Acknowledge, Follow
+from ascendrun.head.spool.standby_copy import CopyWriter, list_groups, list_trees
+from ascendrun.head.state.state_dir import read_values
+from ascendrun.head.state.store_file import HeadFile
+from ascendrun.head.state.store_place import is_this_machine, standby_dir
+from ascendrun.head.state.user_files import read_hostfile
+from ascendrun.node.files import write_json
+from ascendrun.text import Text
+
+STATE_FILE = "standby.json"
+"""In the directory of a copy: {instance, stopped, term}; `stopped`: the head was stopped on purpose."""
+LOST_S = 6.0
+"""Seconds without a message after which the head counts as lost; it sends one each second."""
+AGAIN_S = 2.0
+ROLE_S = 8.0
+CONNECT_S = 3
+WHY: Mapping[str, Text] = {
+    "superseded": Text("standby.why-superseded", "another machine has a newer term"),
+    "held": Text("standby.why-held", "the lease of the head is alive"),
+    "unknown": Text("standby.why-unknown", "a lease may be alive"),
+    "out-of-sync": Text("standby.why-out-of-sync", "the copy is incomplete"),
+    "overtaken": Text("standby.why-overtaken", "a newer request came first"),
+}
+ROLE_MARK = "ascendrun-role "
+
+
+class Role(NamedTuple):
+    """What a machine is for a head. `name`: head (it has the lease), controller (without), store, standby, superseded,
+    or none. `term`: that it has seen."""
+
+    name: str
+    term: int = 0
+
+
+def role_of(state_dir: Path) -> Role:
+    """Return the role of this machine."""
+    if standby_dir(state_dir).is_dir():
+        return Role("standby")
+    head = HeadFile.load(state_dir)
+    if head is None:
+        return Role("none")
+    if head.superseded is not None:
+        return Role("superseded", head.term)
+    if running_pid(state_dir) is None:
+        return Role("store", head.term)
+    try:
+        with ControlClient(state_dir) as client:
+            status = client.call(Status(), timeout_s=CONNECT_S)
+    except AscendrunError:
+        return Role("controller", head.term)
+    return Role("head" if status.standby is None or status.standby["lease"] else "controller", head.term)
+
+
+def find_head(hosts: Sequence[str]) -> str:
+    """Return the machine that is the head, of `user@host` each; all are asked in parallel.
+
+    Raises UnreachableError: none of them can be it.
+    """
+    ranked: list[tuple[bool, int, int, str]] = []
+    pool = ThreadPoolExecutor(len(hosts))
+    try:
+        for done in as_completed({pool.submit(_ask_role, host): host for host in hosts}):
+            host, role = done.result()
+            if role.name == "head":
+                return host
+            if role.name in ("controller", "store"):
+                ranked.append((role.name == "controller", role.term, -hosts.index(host), host))
+    finally:
+        pool.shutdown(wait=False)
+    if not ranked:
+        raise UnreachableError.of(
+            "standby.no-head",
+            "none of {hosts} has the jobs or responds",
+            "run `ascendrun controller standby --take-over` on a machine with a copy",
+            hosts=list(hosts),
+        )
+    return max(ranked, key=lambda one: (one[1], one[0], one[2]))[-1]
+
+
+def find_other_head(settings: Settings) -> str | None:
+    """Return the other machine of `standby.heads`, if it is the head; None: this one becomes it, as it has no copy.
+
+    Raises UnreachableError: this machine has a copy or was superseded, and the other one does not respond.
+    """
+    standby = read_standby(settings, read_hostfile)
+    try:
+        return None if standby is None else find_head(others(standby))
+    except UnreachableError:
+        if role_of(settings.state_dir).name == "none":
+            return None
+        raise
+
+
+def others(standby: Standby) -> list[str]:
+    """Return the machines of a head but this one."""
+    return [head for head in standby.heads if not is_this_machine(head)]
+
+
+def _ask_role(host: str) -> tuple[str, Role]:
+    errand = Errand(host, has_home=False)
+    with open_ssh(errand, "ascendrun controller role", ("-T", "-o", f"ConnectTimeout={CONNECT_S}")) as process:
+        try:
+            text = process.communicate(timeout=ROLE_S)[0].decode(errors="replace")
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return host, Role("none")
+    line = next((line for line in text.splitlines() if line.startswith(ROLE_MARK)), None)
+    return host, Role("none") if line is None else Role(*json.loads(line[len(ROLE_MARK) :]))
+
+
+class Follower:
+    """The process of a standby: copies the head's store, and becomes the head when the voters agree. Prints why it
+    does not."""
+
+    def __init__(self, settings: Settings, standby: Standby) -> None:
+        """Raises ConflictError: this machine is the head, or a standby runs here."""
+        self._settings, self._standby = settings, standby
+        self._root = standby_dir(settings.state_dir)
+        if is_running(settings.state_dir):
+            raise ConflictError.of(
+                "standby.is-head", "a controller runs on this machine", "run it on the other machine of `standby.heads`"
+            )
+        self._lock: int | None = None
+        self._voters: Voters | None = None
+        self._last: Text | None = None
+
+    def run(self) -> None:
+        """Follow the head until this process becomes it."""
+        while True:
+            for host in others(self._standby):
+                try:
+                    self._follow(host)
+                except ConflictError:
+                    raise  # refused, not lost
+                except AscendrunError as error:
+                    self._tell(Text("standby.no-stream", "{host}: {why}", host=host, why=error.message))
+                except OSError as error:
+                    self._tell(Text("standby.no-copy", "cannot write the copy: {why}", why=str(error)))
+            if self._root.is_dir() and not read_values(self._root / STATE_FILE).get("stopped"):
+                self.take_over()
+            time.sleep(AGAIN_S)
+
+    def take_over(self, *, may_lose: bool = False) -> None:
+        """Become the head if most voters grant it; else report why not. `may_lose`: also with an incomplete copy."""
+        head = HeadFile.load(self._root)
+        if head is None:
+            self._tell(Text("standby.empty", "this machine has no copy of a head"))
+            return
+        self._take_lock()
+        kept = read_values(self._root / STATE_FILE)
+        instance = str(kept.get("instance") or os.urandom(8).hex())
+        term = max(head.term, int(kept.get("term") or 0)) + 1
+        write_json(str(self._root / STATE_FILE), {**kept, "instance": instance})
+        request = ClaimHead(head.head_id, term, instance, os.uname().nodename, self._standby.lease_s, may_lose=may_lose)
+        votes = self._connected_voters().claim(request)
+        if not votes.is_granted:
+            write_json(str(self._root / STATE_FILE), {**kept, "instance": instance, "term": max(votes.term, term - 1)})
+            self._tell(_refusal(votes))
+            return
+        replace(head, term=term, instance=instance, superseded=None).write(self._root)
+        self._become_head()
+
+    def _become_head(self) -> None:
+        state_dir = self._settings.state_dir
+        if state_dir.exists():
+            state_dir.rename(state_dir.with_name(f"{state_dir.name}.{time.time_ns()}.old"))
+        self._root.rename(state_dir)
+        (state_dir / STATE_FILE).unlink()
+        print(Text("standby.took-over", "this machine is the head now"), flush=True)
+        assert self._lock is not None
+        os.set_inheritable(self._lock, True)
+        environ = {**guarding.environment(str(state_dir)), guarding.KEPT_LOCK_VARIABLE: str(self._lock)}
+        os.execve(sys.executable, guarding.ARGV, environ)
+
+    def _connected_voters(self) -> Voters:
+        if self._voters is None:
+            settings = replace(self._settings, state_dir=self._root)
+            backends = Backends(settings, SshOptions(find_askpass(os.environ), settings.transport))
+            self._voters = Voters(backends, self._standby)
+        return self._voters
+
+    def _take_lock(self) -> None:
+        """Hold the lock of the copy: it becomes that of the controller."""
+        if self._lock is None:
+            self._root.mkdir(mode=0o700, exist_ok=True)
+            self._lock = os.open(self._root / guarding.LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                message = Text("standby.already-runs", "a standby already runs for {path}", path=str(self._root))
+                raise ConflictError(message) from None
+            os.ftruncate(self._lock, 0)
+            os.write(self._lock, f"{os.getpid()}\n".encode())
+
+    def _follow(self, host: str) -> None:
+        """Copy what the head sends until it is lost. Raises UnreachableError, OSError: the copy cannot be written."""
+        ours, theirs = socket.socketpair()
+        options = ("-T", "-o", f"ConnectTimeout={CONNECT_S}", "-o", "BatchMode=yes")
+        errand = Errand(host, has_home=False)
+        process = open_ssh(errand, "exec ascendrun controller relay", options, theirs.fileno(), theirs.fileno())
+        theirs.close()
+        try:
+            with ControlClient.over(ours) as client:
+                if self._root.is_dir():
+                    self._take_lock()
+                writer, kept = CopyWriter(self._root), read_values(self._root / STATE_FILE)
+                request = Follow(os.uname().nodename, list_groups(self._root), tuple(list_trees(self._root)))
+                for change, body in client.stream(request, timeout_s=LOST_S):
+                    self._take_lock()
+                    if (kept.get("host"), kept.get("stopped")) != (host, change.is_stopped):
+                        kept.update(host=host, stopped=change.is_stopped)
+                        write_json(str(self._root / STATE_FILE), kept)
+                        self._tell(Text("standby.follows", "following {host}", host=host))
+                    writer.take(change.files, change.gone, body)
+                    client.post(Acknowledge(change.stream, change.number))
+        finally:
+            process.kill()
+            process.wait()
+
+    def _tell(self, text: Text) -> None:
+        if text != self._last:
+            self._last = text
+            print(text, flush=True)
+
+
+def _refusal(votes: Votes) -> Text:
+    parts = [
+        Text("standby.vote", "{host}: {why}", host=host, why=WHY[vote.why] if isinstance(vote, Vote) else vote.message)
+        for host, vote in votes.votes.items()
+        if not (isinstance(vote, Vote) and vote.granted)
+    ]
+    return Text("standby.refused", "does not take over: {votes}", votes=parts or ["-"])
+
+
+def serve(settings: Settings, action: str, *, take_over: bool) -> int:
+    """Run `controller standby` until this process is the head; `role` and `relay` are for the other machine.
+
+    Return the exit code. Raises ConflictError, UnreachableError, PreflightError: the settings have no standby.
+    """
+    if action == "role":
+        print(f"{ROLE_MARK}{json.dumps(role_of(settings.state_dir))}")
+    elif action == "relay":
+        with ControlClient(settings.state_dir) as client:
+            client.relay(0, 1)
+    else:
+        standby = read_standby(settings, read_hostfile)
+        if standby is None:
+            raise PreflightError.of(
+                "standby.not-set",
+                "the settings have no standby",
+                "write the block `standby` into the settings of both machines: docs/standby.md",
+            )
+        follower = Follower(settings, standby)
+        if not take_over:
+            follower.run()
+        follower.take_over(may_lose=True)
+        return 5
+    return 0
