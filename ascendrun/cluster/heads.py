@@ -22,7 +22,11 @@ def other_head(settings: Settings, *, is_of_machine: bool) -> str | None:
 
         return find_head(heads)
     has_standby = any(STANDBY_BLOCK in blocks.root.entries for blocks in settings.blocks)
-    if not has_standby or is_of_machine or may_be_head(settings.state_dir):
+    if not has_standby or is_of_machine:
+        return None
+    from ascendrun.head.loop.daemon import is_running
+
+    if may_be_head(settings.state_dir) and is_running(settings.state_dir):  # else the other one may have taken over
         return None
     from ascendrun.cluster.standby import find_other_head
 

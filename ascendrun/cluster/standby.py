@@ -41,7 +41,7 @@ STATE_FILE = "standby.json"
 LOST_S = 6.0
 """Seconds without a message after which the head counts as lost; it sends one each second."""
 AGAIN_S = 2.0
-ROLE_S = 8.0
+ROLE_S = 15.0
 CONNECT_S = 3
 WHY: Mapping[str, Text] = {
     "superseded": Text("standby.why-superseded", "another machine has a newer term"),
@@ -80,20 +80,22 @@ def role_of(state_dir: Path) -> Role:
     return Role("head" if status.standby is None or status.standby["lease"] else "controller", head.term)
 
 
-def find_head(hosts: Sequence[str]) -> str:
-    """Return the machine that is the head, of `user@host` each; all are asked in parallel.
+def find_head(hosts: Sequence[str], own: Role | None = None) -> str | None:
+    """Return the machine that is the head, of `user@host` each; all are asked in parallel. None: this one, of the role
+    `own`, if it may be it.
 
     Raises UnreachableError: none of them can be it.
     """
-    ranked: list[tuple[bool, int, int, str]] = []
+    ranked: list[tuple[tuple[int, bool], int, Role, str]]
+    ranked = [] if own is None or own.name in ("standby", "superseded") else [(_rank(own), -len(hosts), own, "")]
     pool = ThreadPoolExecutor(len(hosts))
     try:
-        for done in as_completed({pool.submit(_ask_role, host): host for host in hosts}):
+        for done in as_completed([pool.submit(_ask_role, host) for host in hosts]):
             host, role = done.result()
             if role.name == "head":
                 return host
             if role.name in ("controller", "store"):
-                ranked.append((role.name == "controller", role.term, -hosts.index(host), host))
+                ranked.append((_rank(role), -hosts.index(host), role, host))
     finally:
         pool.shutdown(wait=False)
     if not ranked:
@@ -103,21 +105,20 @@ def find_head(hosts: Sequence[str]) -> str:
             "run `ascendrun controller standby --take-over` on a machine with a copy",
             hosts=list(hosts),
         )
-    return max(ranked, key=lambda one: (one[1], one[0], one[2]))[-1]
+    return max(ranked)[-1] or None
+
+
+def _rank(role: Role) -> tuple[int, bool]:
+    return role.term, role.name == "controller"
 
 
 def find_other_head(settings: Settings) -> str | None:
-    """Return the other machine of `standby.heads`, if it is the head; None: this one becomes it, as it has no copy.
+    """Return the other machine of `standby.heads`, if it is the head; None: this one is, or becomes it.
 
     Raises UnreachableError: this machine has a copy or was superseded, and the other one does not respond.
     """
     standby = read_standby(settings, read_hostfile)
-    try:
-        return None if standby is None else find_head(others(standby))
-    except UnreachableError:
-        if role_of(settings.state_dir).name == "none":
-            return None
-        raise
+    return None if standby is None else find_head(others(standby), role_of(settings.state_dir))
 
 
 def others(standby: Standby) -> list[str]:
