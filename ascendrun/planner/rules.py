@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -114,8 +114,10 @@ def checkpoint_problems(training: Training) -> Iterator[PlanProblem]:
             yield replace(problem, hosts=(host,))
 
 
-def other_training(directory: str, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> PlanProblem | None:
-    """Return the problem of a checkpoint with other values than `mine`; None: it has none."""
+def other_training(
+    directory: str, theirs: Mapping[str, Any], mine: Mapping[str, Any], more: Sequence[Text] = ()
+) -> PlanProblem | None:
+    """Return the problem of a checkpoint with other values than `mine`, or where `more` differs; None: it has none."""
 
     def shown(value: Any) -> Any:
         return "(none)" if value in (None, "", []) else value
@@ -125,7 +127,9 @@ def other_training(directory: str, theirs: Mapping[str, Any], mine: Mapping[str,
         for name, value in mine.items()
         if (old := theirs.get(name)) != value
     ]
-    return PlanProblem.of("other-training", directory=directory, differs=differs) if differs else None
+    if not differs and not more:
+        return None
+    return PlanProblem.of("other-training", directory=directory, differs=[*differs, *more])
 
 
 def compile_problems(training: Training) -> Iterator[PlanProblem]:

@@ -3,7 +3,7 @@
     python -m tests.crashes.elastic --seed 1 --comings 20 --history elastic.jsonl
 
 A job requests five hosts and runs on two or more, one rank on each, with checkpoints in a directory that all hosts see:
-trajectory, then qwen_lora with ddp, fsdp2 and zero3. Hosts lose power or network, or are drained, one or two at once,
+trajectory, then qwen_lora with ddp and with fsdp2. Hosts lose power or network, or are drained, one or two at once,
 during training, a start, a checkpoint or a growth, and are back some time later. In the end each job has succeeded. All
 of its checkpoints have the same options, and so the same global batch, and each step was trained: as many samples as in
 undisturbed runs on two, three and four hosts, which come before. Its losses differ from theirs by no more than SLACK
@@ -44,7 +44,7 @@ KINDS, MOMENTS = ("power lost", "cut", "drained"), ("training", "checkpoint", "g
 LATE_S = 120.0
 """A moment that has not come by then may not come any more: then the training is hit."""
 STARTING = (State.CHECKING, State.STAGING, State.STARTING)
-STEPS = {"pretrain-masked": 390, "qwen_lora-ddp": 220, "qwen_lora-fsdp2": 120, "qwen_lora-zero3": 100}
+STEPS = {"pretrain-masked": 390, "qwen_lora-ddp": 220, "qwen_lora-fsdp2": 120}
 MORE: Mapping[str, Mapping[str, Any]] = {
     name: {"num_train_epochs": steps // 6, "eval_steps": 30, "save_steps": 5}
     if name == "pretrain-masked"

@@ -6,7 +6,7 @@ import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,11 +27,15 @@ STRATEGIES = ("none", "ddp", "fsdp2", "hsdp", "zero3")
 
 @dataclass(frozen=True)
 class State:
-    """What a checkpoint keeps of an engine. `common`, `plain`: equal on all ranks; `own`: of this rank's shard."""
+    """What a checkpoint keeps of an engine. `common`, `plain`: equal on all ranks; `own`: of this rank's shard.
+
+    `opaque`: of this rank, in a format that only the same strategy on as many ranks can read.
+    """
 
     common: Pieces
     own: Pieces
     plain: dict[str, Any]
+    opaque: dict[str, Any] = field(default_factory=dict)
 
 
 class Engine:
@@ -128,21 +132,18 @@ class Engine:
     def piece(self, tensor: torch.Tensor) -> Piece:
         return Piece(tensor.detach().reshape(-1), 0, tuple(tensor.shape))
 
-    def load_state(self, read: Read, plain: Mapping[str, Any]) -> None:
+    def load_state(self, read: Read, plain: Mapping[str, Any], opaque: Mapping[str, Any]) -> None:
         """Read weights and optimizer, of this layout or of another. Raises KeyError for a weight that is not there."""
         with torch.no_grad():
             for name, tensor in self.trained_state().items():
-                self.load_piece(name, self.piece(tensor), read)
+                piece = self.piece(tensor)
+                found = read(f"model/{name}", piece.offset, piece.data.numel())
+                if found is None:
+                    raise KeyError(name)
+                piece.data.copy_(found)
             self.optimizer.load(read, plain["counts"])
         if plain["scaler"]:
             self.scaler.load_state_dict(plain["scaler"])
-
-    def load_piece(self, name: str, piece: Piece, read: Read) -> None:
-        """Read what this rank has of a weight. Raises KeyError if it is not there."""
-        found = read(f"model/{name}", piece.offset, piece.data.numel())
-        if found is None:
-            raise KeyError(name)
-        piece.data.copy_(found)
 
     def trained_state(self) -> dict[str, torch.Tensor]:
         """Return weights that training changes, and buffers; a frozen base is not saved with every checkpoint."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,9 +16,8 @@ from ascendrun.planner.cost import ZERO_BUCKET_ELEMENTS
 from ascendrun.planner.rules import muon_zero3
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trainer.checkpoint import Piece, Read
+from ascendrun.programs.trainer.checkpoint import Read
 from ascendrun.programs.trainer.optim import MakeOptimizer
-from ascendrun.programs.trainer.optimizer import chunk_of
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.schedule import value_at
 from ascendrun.programs.trainer.strategies.engine import Sharded, State, size_of, skeleton_of
@@ -74,10 +73,6 @@ def configuration(precision: Precision, *, trained: int, offload: bool, shard_si
         "steps_per_print": 2**31,
         "wall_clock_breakdown": False,
     }
-
-
-HELD = {"model": None, "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
-"""What a checkpoint has of a weight, and DeepSpeed's key for it; None: the weight."""
 
 
 class ZeroEngine(Sharded):
@@ -146,60 +141,32 @@ class ZeroEngine(Sharded):
         self.engine.zero_grad()
 
     def state(self) -> State:
-        common = {
-            f"model/{name}": self.piece(weight) for name, weight in self.trained_state().items() if is_whole(weight)
-        }
-        own = {f"{kind}/{name}": piece for kind, name, piece in self.parts()}
-        step = max((int(state["step"]) for state in self.optimizer.optimizer.state.values()), default=0)
-        scaler = vars(self.optimizer.loss_scaler).items()
-        scale = {name: value for name, value in scaler if isinstance(value, (int, float, bool))}
-        counts = {name: step for _, name, _ in self.parts()}
-        return State(common, own, {"counts": counts, "scaler": {}, "loss_scaler": scale})
+        state = dict(self.optimizer.state_dict())
+        scaler = state.pop("loss_scaler", None)
+        plain = {name: value for name, value in vars(scaler).items() if isinstance(value, (int, float, bool))}
+        state["zero_stage"] = int(state["zero_stage"])
+        return State({}, {}, {}, {"optimizer": state, "scaler": plain})
 
-    def parts(self) -> Iterator[tuple[str, str, Piece]]:
-        """Yield this rank's part of each trained weight and of its moments, without the padding at the end."""
-        for name, weight in self.trained_state().items():
-            if not is_whole(weight):
-                first, last = chunk_of(size_of(weight), self.here.rank, self.here.world_size)
-                for kind, key in HELD.items():
-                    held = self.optimizer.get_local_fp32_param(weight, key)
-                    yield kind, name, Piece(held[: last - first], first, tuple(weight.ds_shape))  # type: ignore[attr-defined]
-
-    def load_state(self, read: Read, plain: Mapping[str, Any]) -> None:
-        targets = self.trained_state()
-        with torch.no_grad():
-            for kind, name, piece in self.parts():
-                found = read(f"{kind}/{name}", piece.offset, piece.data.numel())
-                if found is None and kind == "model":
-                    raise KeyError(name)
-                values = torch.zeros_like(self.optimizer.get_local_fp32_param(targets[name], HELD[kind]))
-                if found is not None:
-                    values[: found.numel()] = found
-                self.optimizer.set_local_hp_param(values, targets[name], HELD[kind])
-            for name, weight in targets.items():
-                if is_whole(weight):
-                    self.load_piece(name, self.piece(weight), read)
-        for state in self.optimizer.optimizer.state.values():
-            state["step"] = torch.tensor(float(max(plain["counts"].values(), default=0)))
-        vars(self.optimizer.loss_scaler).update(plain.get("loss_scaler", {}))
-        everyone: Any = [self.optimizer.state_dict()] * self.here.world_size  # it uses only this rank's entry
-        self.optimizer.load_state_dict(everyone, load_optimizer_states=True)  # the weights follow their float32 copies
+    def load_state(self, read: Read, plain: Mapping[str, Any], opaque: Mapping[str, Any]) -> None:
+        state, scaler = dict(opaque["optimizer"]), self.optimizer.loss_scaler
+        vars(scaler).update(opaque["scaler"])
+        state["loss_scaler"] = scaler
+        everyone: Any = [state] * self.here.world_size  # it uses only this rank's entry
+        self.optimizer.load_state_dict(everyone, load_optimizer_states=True)
         kept = getattr(self.optimizer, "persistent_parameters", [])
         if kept:
             kept[0].all_gather(kept)
 
+    def trained_state(self) -> dict[str, torch.Tensor]:
+        return {name: weight for name, weight in self.module.named_parameters() if weight.requires_grad}
+
     def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
-        if is_whole(tensor):
-            return tensor.detach().clone()
+        if not isinstance(tensor, nn.Parameter):
+            return tensor.clone()
         with self.deepspeed.zero.GatheredParameters([tensor]):
             return tensor.detach().clone().float()
 
     def fill(self, target: torch.Tensor, values: torch.Tensor) -> None:
         with self.deepspeed.zero.GatheredParameters([target], modifier_rank=0):
-            if self.here.is_first or is_whole(target):
+            if self.here.is_first:
                 target.copy_(values)
-
-
-def is_whole(tensor: torch.Tensor) -> bool:
-    """Return whether all ranks have all of it, as of a buffer."""
-    return not hasattr(tensor, "ds_id")
