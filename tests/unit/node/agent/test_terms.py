@@ -180,7 +180,7 @@ class Machine:
 
     def claim(self) -> None:
         """Ask for the term after the highest known; the last claim is repeated while it may be granted."""
-        if self.lease is not None and not self.is_over:
+        if not self.is_over:
             return
         self.asked_term, self.votes = max(self.votes.term, self.term) + 1, Votes(2)
         request = ClaimHead(HEAD, self.asked_term, self.name, self.name, LEASE_S)
@@ -205,9 +205,13 @@ class Machine:
             self.lease = HeadLease(self.world.standby, head, self.name, lambda vote: self._end())
             self.lease.begin(self)
 
+    def cut(self) -> None:
+        """Lose power; `restart` starts a controller in the same state directory."""
+        self.lease = None
+
     def set_in_sync(self, in_sync: bool) -> None:
         if self.lease is not None and not self.is_over:
-            made_by, self.may_act_alone = self.lease, False
+            made_by, self.may_act_alone = self.lease, self.may_act_alone and not in_sync
 
             def done() -> None:
                 if made_by is self.lease and made_by.in_sync is False:
@@ -231,6 +235,7 @@ class World:
         self.standby = Standby(("a", "b"), hosts, LEASE_S)
         self.machines = [Machine(self, "a"), Machine(self, "b")]
         self.highest = dict.fromkeys(self.voters, 0)
+        self.acting = [False, False]
 
     def may_not_lose(self, claimer: Machine) -> bool:
         """Return whether another machine acts alone, with the consent of the voters."""
@@ -257,7 +262,8 @@ class World:
             done(Reply(vote))
 
     def check(self) -> None:
-        assert sum(machine.acts for machine in self.machines) <= 1, "two machines act"
+        self.acting = [machine.acts for machine in self.machines]
+        assert sum(self.acting) <= 1, "two machines act"
 
 
 ACTIONS = st.one_of(
@@ -270,6 +276,7 @@ ACTIONS = st.one_of(
     st.tuples(st.just("pass"), st.sampled_from((1, 4, 10, 19, 25))),
     st.tuples(st.just("claim"), st.integers(0, 1)),
     st.tuples(st.just("restart"), st.integers(0, 1)),
+    st.tuples(st.just("cut"), st.integers(0, 1)),
     st.tuples(st.just("in-sync"), st.integers(0, 1)),
     st.tuples(st.just("out-of-sync"), st.integers(0, 1)),
     st.tuples(st.just("reboot"), st.integers(0, 2)),
@@ -279,12 +286,14 @@ ACTIONS = st.one_of(
 def play(actions: list[tuple[str, int]], root: Path) -> World:
     """Do the actions in a world whose first machine is the head with a standby in sync; check it after each."""
     world = World(root)
-    begin = [("claim", 0), ("deliver-all", 0), ("in-sync", 0), ("deliver-all", 0)]
+    begin = [("claim", 0), *[("deliver-all", 0)] * 3, ("in-sync", 0), ("deliver-all", 0)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lease, "boot_s", lambda: world.now_s)
         patch.setattr(terms, "write_json", lambda path, value: Path(path).write_text(json.dumps(value)))
-        for action, number in [*begin, *actions]:
-            if action == "deliver":
+        for action, number in [*begin, ("follow", 1), *actions]:
+            if action == "follow":
+                world.machines[1].term = world.machines[0].term
+            elif action == "deliver":
                 world.deliver(number)
             elif action == "deliver-all":
                 for _ in range(len(world.sent)):
@@ -297,7 +306,7 @@ def play(actions: list[tuple[str, int]], root: Path) -> World:
                 list(world.voters.values())[number].reboot()
             else:
                 machine = world.machines[number]
-                calls = {"claim": machine.claim, "restart": machine.restart}
+                calls = {"claim": machine.claim, "restart": machine.restart, "cut": machine.cut}
                 calls.get(action, partial(machine.set_in_sync, action == "in-sync"))()
             world.check()
     return world
@@ -311,15 +320,15 @@ def test_two_machines_never_act_at_one_time(actions: list[tuple[str, int]]) -> N
 
 
 def test_a_standby_in_sync_takes_over_and_the_old_head_ends(tmp_path: Path) -> None:
-    move = [("deliver-all", 0), ("pass", 25), ("claim", 1), ("deliver-all", 0), ("deliver-all", 0)]
+    move = [("deliver-all", 0), ("cut", 0), ("pass", 25), ("claim", 1), *[("deliver-all", 0)] * 3]
     world = play(move, tmp_path)
-    assert [machine.acts for machine in world.machines] == [False, True]
-    world = play([*move, ("pass", 10), ("deliver-all", 0)], tmp_path / "again")
-    assert [machine.is_over for machine in world.machines] == [True, False]
+    assert world.acting == [False, True]
+    world = play([*move, ("restart", 0), ("deliver-all", 0)], tmp_path / "again")
+    assert world.acting == [False, True] and world.machines[0].is_over
 
 
 def test_out_of_sync_with_the_consent_of_the_voters_there_is_no_take_over(tmp_path: Path) -> None:
-    moves = [("out-of-sync", 0), ("deliver-all", 0), ("deliver-all", 0), ("pass", 25), ("claim", 1), ("deliver-all", 0)]
+    moves = [("out-of-sync", 0), *[("deliver-all", 0)] * 2, ("cut", 0), ("pass", 25), ("claim", 1), ("deliver-all", 0)]
     world = play(moves, tmp_path)
-    assert not world.machines[1].acts
+    assert world.acting == [False, False]
     assert {vote.why for vote in world.machines[1].votes.votes.values() if isinstance(vote, Vote)} == {"out-of-sync"}
