@@ -30,8 +30,9 @@ PDSH, PDSH_CURVE = "pdsh", "pdsh, curve25519"
 CLUSH, CLUSH_CURVE = "clush -f64", "clush -f64, curve25519"
 ASYNCSSH, SSH, SSH_CURVE, MASTER = "asyncssh", "ssh", "ssh, curve25519", "ssh over ControlMasters"
 IDLE = "ascendrun, idle"
+DOCTOR = "ascendrun doctor, cold"
 WARM_ONES = (MASTER, WARM)
-ORDER = (SSH, SSH_CURVE, PDSH, PDSH_CURVE, CLUSH, CLUSH_CURVE, ASYNCSSH, COLD, FIRST, *WARM_ONES)
+ORDER = (SSH, SSH_CURVE, PDSH, PDSH_CURVE, CLUSH, CLUSH_CURVE, ASYNCSSH, COLD, FIRST, DOCTOR, *WARM_ONES)
 
 IDLE_S = 5.0
 
@@ -91,7 +92,7 @@ def control_master(bed: Bed, hosts: Sequence[str]) -> Measured:
 
 
 def ascendrun(bed: Bed, hosts: Sequence[str]) -> Measured:
-    """First on hosts never used, then without a controller, then with it and agents, then at rest."""
+    """First on hosts never used, then without a controller, `doctor` too, then with it and agents, then at rest."""
     ours = Ours(bed)
     argv = ours.argv("exec", "-H", str(ours.hostfile(hosts)), "--", "true")
     ours.forget(hosts)
@@ -99,7 +100,12 @@ def ascendrun(bed: Bed, hosts: Sequence[str]) -> Measured:
         yield FIRST, bed.measure(argv, env=ours.environ()), None
         ours.stop_controller()
         yield COLD, bed.measure(argv, env=ours.environ()), None
-        bed.run(argv, env=ours.environ())  # brings the agents
+        ours.stop_controller()
+        doctor = ours.argv("doctor", "-H", str(ours.hostfile(hosts)))
+        yield DOCTOR, bed.measure(doctor, env=ours.environ()), None
+        ours.stop_controller()
+        for _ in range(2):
+            bed.run(argv, env=ours.environ())  # the second one brings the agents
         yield WARM, bed.measure(argv, env=ours.environ()), None
         yield IDLE, bed.rest(IDLE_S), ours.controller_memory_bytes()
     finally:

@@ -126,6 +126,15 @@ def lines_percent(rows: Rows) -> float | None:
     return None if steady is None or with_lines is None else max(0.0, with_lines - steady)
 
 
+def doctor_ratio(rows: Rows) -> float | None:
+    """The slowest probe: what `doctor` takes longer than `exec true` on one host."""
+    walls = [many_hosts.wall(rows["exec"], count, what) for count in (1, 256) for what in (COLD, many_hosts.DOCTOR)]
+    if any(wall is None for wall in walls):
+        return None
+    exec_one, doctor_one, exec_many, doctor_many = (wall for wall in walls if wall is not None)
+    return doctor_many / (exec_many + doctor_one - exec_one)
+
+
 COLD, WARM = many_hosts.COLD, many_hosts.WARM
 GOALS = (
     exec_goal("`exec true` cold, 256 hosts", 256, COLD, many_hosts.CLUSH_CURVE, "× clush, curve25519", 0.70),
@@ -172,7 +181,7 @@ GOALS = (
     Goal("rank killed to all ranks of all hosts gone", "s", 1.0, gone(jobs.RANK_KILLED)),
     Goal("dead node: SUSPECT", "s", 6.0, of_head("lost", "until all are SUSPECT")),
     Goal("dead node: UNREACHABLE", "s", 15.0, of_head("lost", "until all are UNREACHABLE")),
-    Goal("doctor on 256 hosts", "× cold exec and its slowest probe", 1.5, nothing),
+    Goal("doctor on 256 hosts", "× cold exec and its slowest probe", 1.5, doctor_ratio),
     Goal("head with 1000 nodes, steady", "% of a core", 20.0, of_head("steady", "CPU", nodes=1000)),
     Goal("", "MB", 300.0, of_head("steady", "memory", nodes=1000)),
     Goal("`ascendrun --help`", "ms", 100.0, start_ms(start.HELP)),

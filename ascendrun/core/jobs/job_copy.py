@@ -6,6 +6,7 @@ a record, which changes, against damage.
 
 from __future__ import annotations
 
+import binascii
 import json
 import zlib
 from collections.abc import Mapping, Sequence
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
     from ascendrun.core.jobs.job import Job
 
 COPY_LIMIT = 256 << 10
-"""Bytes of a copy above which it is not sent to the nodes."""
+"""Bytes of a packed copy above which it is not sent to the nodes."""
 COPY_SCHEMA = 1
 OF_JOB = ("id", "name", "run", "pipeline", "stage", "needs", "home", "priority", "user")
 """Fields of a copy that are those of its job."""
+_PACKED = "zlib"
 _SEAL = '{"crc": "%08x", '
 _SEAL_LENGTH = len(_SEAL % 0)
 
@@ -54,18 +56,23 @@ class JobCopy:
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))
 
+    def packed(self) -> dict[str, str]:
+        """Return the copy as its nodes store it: the pool of a job is the same 130 bytes for each of its hosts."""
+        text = json.dumps(self.to_json()).encode()
+        return {_PACKED: binascii.b2a_base64(zlib.compress(text), newline=False).decode()}
+
     @classmethod
     def from_json(cls, values: Any) -> JobCopy:
-        """Load a copy. Raises ValueError if it is damaged or of a newer release."""
+        """Load a copy, packed or not. Raises ValueError if it is damaged or of a newer release."""
         try:
-            copy = load_dataclass(cls, values)
+            copy = load_dataclass(cls, _unpacked(values))
             whole = copy.schema <= COPY_SCHEMA and all(
                 isinstance(value, str) for value in (copy.id, copy.name, copy.run, copy.key)
             )
             assert whole and copy.run.endswith(f"-{copy.id}") and copy.number > 0
             job = copy.new_job()
             assert job.pool or job.engine
-        except (TypeError, KeyError, AttributeError, AssertionError) as error:
+        except (TypeError, KeyError, AttributeError, AssertionError, ValueError, zlib.error) as error:
             raise ValueError(f"not a copy of a job: {error}") from error
         return copy
 
@@ -94,6 +101,13 @@ class JobCopy:
             forks=forks_ranks(self.spec),
             engine=queue_of(self.spec),
         )
+
+
+def _unpacked(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    packed = values.get(_PACKED)
+    found = values if packed is None else json.loads(zlib.decompress(binascii.a2b_base64(packed)))
+    assert isinstance(found, dict)
+    return found
 
 
 def seal(values: Mapping[str, Any]) -> str:

@@ -360,6 +360,10 @@ class OutputFetcher:
         """Name a host that is still not connected: to the commands that wait, and in the events of the job."""
         if one.is_running or self._transfers.get(one.key) is not one:
             return
+        error = self._links.get(one.host).last_error
+        if error is None:  # of many hosts, it is not its turn to be connected yet
+            post_later(self._links, self._connect_s, partial(self._name_host, one))
+            return
         is_waiting = one.is_declared and one.host.name in read_waiting(self._state_dir, one.outputs.job_id)
         if not is_waiting:
             del self._transfers[one.key]
@@ -367,10 +371,10 @@ class OutputFetcher:
             one.is_reported_waiting = True
             self._note(one, "outputs-waiting")
         later = Text("outputs.waiting", "not reachable; fetched when it is reachable again")
-        what = later if is_waiting else Text("outputs.unreachable", "not reachable")
+        what = later if is_waiting else Text("outputs.unreachable", "not reachable: {reason}", reason=error.message)
         listeners, one.listeners = one.listeners, []
         for listen in listeners:
-            listen(one.reply(ended=True, problem=Failure("unreachable", what)))
+            listen(one.reply(ended=True, problem=Failure("unreachable", what, error.hint)))
 
     def _write_waiting(self, job_id: str, hosts: Mapping[str, Failure | None]) -> None:
         path = waiting_file(self._state_dir, job_id)

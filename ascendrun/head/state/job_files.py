@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +58,14 @@ def read_copy(state_dir: Path, job_id: str) -> JobCopy | None:
     return copy if copy.id == job_id else None
 
 
-def copy_for_nodes(state_dir: Path, job_id: str) -> dict[str, Any] | None:
-    """Return the copy that the nodes of a job store; None: there is none, or it is too large."""
+def copy_for_nodes(state_dir: Path, job_id: str, placement: Sequence[str]) -> dict[str, str] | None:
+    """Return the copy that the nodes of an attempt store; None: there is none, or it is too large."""
     try:
         copy = read_copy(state_dir, job_id)
     except OSError:
         return None
-    values = None if copy is None else copy.to_json()
-    return values if values is not None and len(json.dumps(values)) <= COPY_LIMIT else None
+    packed = None if copy is None else replace(copy, placement=tuple(placement)).packed()
+    return packed if packed is not None and sum(map(len, packed.values())) <= COPY_LIMIT else None
 
 
 def pruned_at_s(folder: Path) -> float | None:

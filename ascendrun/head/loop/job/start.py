@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.errors import AscendrunError, PreflightError
@@ -65,7 +65,7 @@ class JobStart:
         self._query: NodeQuery | None = None
         self.reports: dict[str, NodeReport] = {}
         self.plan: LaunchPlan | None = None
-        self._copy = copy_for_nodes(live.context.state_dir, live.job.id)
+        self._copy = lru_cache(1)(partial(copy_for_nodes, live.context.state_dir, live.job.id))
         self._pushes: dict[str, TreePush] = {}
         self._arrived: set[str] = set()
         self._push_failed = False
@@ -329,12 +329,11 @@ class JobStart:
             else:
                 live.refuse(host, reply.error)
 
-        copy = None if self._copy is None else {**self._copy, "placement": list(live.job.hosts)}
         files, may_lack = live.job.node(host).replaces, live.job.request.may_lack_files
         more: dict[str, Any] = {} if files is None else {"work_of": files.machine_key, "may_lack_work": may_lack}
         if len(set(plan.peers)) > 1:
             more["peers"] = {"addresses": plan.peers, "key": self._peer_key, "after_s": PEERS_S}
-        request = agent.Prepare.from_header({**prepare_request(node, plan), **more, "job": copy})
+        request = agent.Prepare.from_header({**prepare_request(node, plan), **more, "job": self._copy(live.job.hosts)})
         live.call(host, request, deadline_s=CHECK_S, then=prepared)
 
     def record_placement(self) -> None:

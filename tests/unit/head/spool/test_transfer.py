@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 import pytest
 
-from ascendrun.core.errors import NotFoundError
+from ascendrun.core.errors import AscendrunError, NotFoundError, UnreachableError
 from ascendrun.core.events import Event
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.job import Job, State
@@ -143,6 +143,8 @@ def test_what_is_damaged_on_its_way_is_sent_again_and_what_changes_is_refused(no
 class Link:
     def __init__(self, node: Node) -> None:
         self.node, self.is_up = node, True
+        self.host: Host | None = None
+        self.last_error: AscendrunError | None = None
 
     def call(self, request: Any, body: bytes = b"", *, deadline_s: float, done: Callable[[Any], None]) -> None:
         done(self.node.ask(request, deadline_s=deadline_s, body=body))
@@ -162,8 +164,11 @@ class World:
         self.posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.post = self.posted.put
         self.folder = outputs_dir(self.state_dir, "j-0001")
+        self.on_get: Callable[[], object] = lambda: None
 
     def get(self, host: Host) -> Link:
+        if not self.links[host].is_up:
+            self.on_get()
         return self.links[host]
 
     def start(self, **limits: int) -> OutputFetcher:
@@ -200,7 +205,7 @@ def test_a_host_that_is_gone_is_named_and_sends_when_it_is_back(tmp_path: Path) 
     for node in world.nodes.values():
         node.write("out/model", b"weights")
     gone = world.links[world.hosts[1]]
-    gone.is_up = False
+    gone.is_up, gone.last_error = False, UnreachableError("no route to host")
     world.start().request("j-0001")
     world.work(lambda: len(world.events) == 3)
     assert world.codes() == [("n1", "outputs-fetched"), ("n1", "outputs-missing"), ("n2", "outputs-waiting")]
@@ -211,10 +216,29 @@ def test_a_host_that_is_gone_is_named_and_sends_when_it_is_back(tmp_path: Path) 
     assert (ended.host, ended.problem.code if ended.problem else "") == ("n2", "unreachable")
     gone.is_up = True
     link: Any = gone
-    gone.host = world.hosts[1]  # type: ignore[attr-defined]
+    gone.host = world.hosts[1]
     fetcher.on_up(link)
     world.work(lambda: not waiting_jobs(world.state_dir))
     assert names(world.folder) == ["n1/out/model", "n2/out/model"]
+
+
+def test_a_host_that_waits_for_its_turn_to_be_connected_is_not_unreachable(tmp_path: Path) -> None:
+    world = World(tmp_path, "out")
+    late = world.links[world.hosts[1]]
+    late.is_up, late.host = False, world.hosts[1]
+    for node in world.nodes.values():
+        node.write("out/model", b"weights")
+    fetcher, looks = world.start(), 0
+
+    def connect_after_some_looks() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 5:
+            late.is_up = True
+            fetcher.on_up(late)  # type: ignore[arg-type]
+
+    world.on_get = connect_after_some_looks
+    assert [reply.problem for reply in world.serve(fetcher, "out", into=tmp_path / "into")] == [None, None]
 
 
 def test_too_much_is_refused_with_its_limit_until_a_user_fetches_it(tmp_path: Path) -> None:

@@ -70,11 +70,28 @@ def test_nodes_get_no_copy_above_the_limit(tmp_path: Path) -> None:
     with Store.open(tmp_path) as store:
         small = submit(store, submission("small"))[0]
         large = submission("large")
-        large = replace(large, spec=JobSpec(name="large", command=("true",), env={"A": "b" * COPY_LIMIT}))
+        large = replace(large, spec=JobSpec(name="large", command=("true",), env={"A": os.urandom(COPY_LIMIT).hex()}))
         large_id = submit(store, large)[0]
-    values = copy_for_nodes(tmp_path, small)
-    assert values is not None and JobCopy.from_json(json.loads(json.dumps(values))).id == small
-    assert copy_for_nodes(tmp_path, large_id) is None and copy_for_nodes(tmp_path, "j-0009") is None
+    values = copy_for_nodes(tmp_path, small, ["node1"])
+    assert values is not None
+    copy = JobCopy.from_json(json.loads(json.dumps(values)))
+    assert (copy.id, tuple(copy.placement)) == (small, ("node1",))
+    assert copy_for_nodes(tmp_path, large_id, ()) is None and copy_for_nodes(tmp_path, "j-0009", ()) is None
+
+
+@pytest.mark.parametrize("damaged", ["", "!", "eJw", "eJyrBQAA"])
+def test_a_damaged_packed_copy_is_no_copy(damaged: str) -> None:
+    with pytest.raises(ValueError, match="not a copy"):
+        JobCopy.from_json({"zlib": damaged})
+
+
+def test_a_copy_with_a_large_pool_is_small_on_the_nodes(tmp_path: Path) -> None:
+    with Store.open(tmp_path) as store:
+        hosts = tuple(replace(submission("one").hosts[0], name=f"npu{number:04}") for number in range(1000))
+        job_id = submit(store, replace(submission("one"), hosts=hosts))[0]
+    copy = copy_for_nodes(tmp_path, job_id, [host.name for host in hosts])
+    assert copy is not None and len(json.dumps(copy)) < 20_000
+    assert len(JobCopy.from_json(copy).hosts) == 1000
 
 
 def test_the_newest_record_is_next_to_the_copy(tmp_path: Path) -> None:
