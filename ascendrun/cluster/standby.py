@@ -88,15 +88,17 @@ def find_head(hosts: Sequence[str], own: Role | None = None) -> str | None:
     """
     ranked: list[tuple[tuple[int, bool], int, Role, str]]
     ranked = [] if own is None or own.name in ("standby", "superseded") else [(_rank(own), -len(hosts), own, "")]
-    pool = ThreadPoolExecutor(len(hosts))
+    pool, processes = ThreadPoolExecutor(len(hosts)), list[subprocess.Popen[bytes]]()
     try:
-        for done in as_completed([pool.submit(_ask_role, host) for host in hosts]):
+        for done in as_completed([pool.submit(_ask_role, host, processes) for host in hosts]):
             host, role = done.result()
             if role.name == "head":
                 return host
             if role.name in ("controller", "store"):
                 ranked.append((_rank(role), -hosts.index(host), role, host))
     finally:
+        for process in processes:  # a thread that waits for its reply would delay the end of this process
+            process.kill()
         pool.shutdown(wait=False)
     if not ranked:
         raise UnreachableError.of(
@@ -126,9 +128,10 @@ def others(standby: Standby) -> list[str]:
     return [head for head in standby.heads if not is_this_machine(head)]
 
 
-def _ask_role(host: str) -> tuple[str, Role]:
-    errand = Errand(host, has_home=False)
-    with open_ssh(errand, "ascendrun controller role", ("-T", "-o", f"ConnectTimeout={CONNECT_S}")) as process:
+def _ask_role(host: str, processes: list[subprocess.Popen[bytes]]) -> tuple[str, Role]:
+    options = ("-T", "-o", f"ConnectTimeout={CONNECT_S}")
+    with open_ssh(Errand(host, has_home=False), "ascendrun controller role", options) as process:
+        processes.append(process)
         try:
             text = process.communicate(timeout=ROLE_S)[0].decode(errors="replace")
         except subprocess.TimeoutExpired:

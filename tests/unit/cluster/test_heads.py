@@ -1,0 +1,52 @@
+"""Which of several machines is the head: an ssh that prints the role of each host stands in for the machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ascendrun.cluster.heads import other_head
+from ascendrun.cluster.standby import Role, find_head
+from ascendrun.core.errors import UnreachableError
+from ascendrun.core.settings import Settings
+
+SSH = """#!/bin/sh
+for word; do case $word in a|b|u@a|u@b) host=${word#u@};; esac; done
+[ -e %(folder)s/$host ] || exec sleep 60
+echo "Welcome to $host"; cat %(folder)s/$host
+"""
+
+
+@pytest.fixture
+def roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Set the roles of hosts; one without a role does not respond."""
+    (tmp_path / "ssh").write_text(SSH % {"folder": tmp_path})
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    def put(**found: str) -> None:
+        for host, role in found.items():
+            (tmp_path / host).write_text(f"ascendrun-role {role}\n")
+
+    return put
+
+
+def test_a_machine_that_does_not_respond_is_not_awaited_when_the_other_is_the_head(roles: Any) -> None:
+    roles(b='["head", 3]')
+    assert find_head(["u@a", "u@b"]) == "u@b"
+    assert other_head(Settings(Path("/nowhere"), head="u@a, u@b"), is_of_machine=False) == "u@b"
+
+
+def test_without_a_lease_the_higher_term_has_the_jobs(roles: Any) -> None:
+    roles(a='["store", 1]', b='["store", 2]')
+    assert find_head(["u@a", "u@b"]) == "u@b"
+    assert find_head(["u@a"], Role("store", 2)) is None and find_head(["u@b"], Role("store", 1)) == "u@b"
+
+
+def test_a_copy_is_not_the_head(roles: Any) -> None:
+    roles(a='["standby", 0]', b='["superseded", 4]')
+    with pytest.raises(UnreachableError):
+        find_head(["u@a", "u@b"], Role("standby"))
+    assert find_head(["u@a"], Role("none")) is None
