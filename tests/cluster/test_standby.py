@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import CODE, start_cluster
 
+from ascendrun.node.failpoint import VARIABLE
 from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.processes import await_that, await_true
 
@@ -34,7 +38,7 @@ class TwoHeads:
             self._write(name, f"{HOME}/cluster.hosts", "node3\nnode4\nnode5\n")
             self._write(name, f"{HOME}/job.hosts", "node3 slots=1\n")
             self._write(name, f"{HOME}/code/part", "packed\n")
-            for job, command in (("runs", BEATS), ("waits", "cat part")):
+            for job, command in (("runs", BEATS), ("waits", "cat part"), ("once", "echo started >>/tmp/started")):
                 text = f"name: {job}\ncommand: [sh, -c, {json.dumps(command)}]\nhostfile: job.hosts\n"
                 text += "workdir: {path: code}\ndevices: {type: cpu, per_node: 1}\n"
                 self._write(name, f"{HOME}/{job}.yaml", text)
@@ -57,6 +61,18 @@ class TwoHeads:
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self._standbys.append(self.cluster.host_popen(name, words, cwd=HOME, env=environ, **quiet))
         await_that(lambda: self.status(head).get("in_sync"), "in sync", deadline_s=WAIT_S)
+
+    def run_until(self, name: str, failpoint: str) -> subprocess.Popen[Any]:
+        """Run a controller that suspends itself at a failpoint."""
+        environ = {**self.cluster.host_environ(), "PYTHONPATH": str(CODE), VARIABLE: f"{failpoint}=pause"}
+        words = [sys.executable, "-m", "ascendrun", "controller", "run"]
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        return self.cluster.host_popen(name, words, cwd=HOME, env=environ, **quiet)
+
+    def suspended(self, name: str) -> list[int]:
+        """The controllers there that are suspended."""
+        found = [one.pid for one in self.cluster.processes(name) if one.argv[-2:] == ("controller", "run")]
+        return [pid for pid in found if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"]
 
     def status(self, name: str) -> dict[str, Any]:
         shown = self.on(name, "controller", "status", "-o", "json")
@@ -112,3 +128,17 @@ def test_without_power_of_the_head_the_standby_continues_and_training_does_not_n
     assert heads.state("node1", "waits") == "SUCCEEDED"  # by node2
     assert heads.on("node1", "controller", "run").returncode != 0 and store.read_bytes() == before
     heads.stand_by("node1", "node2")
+
+
+def test_a_head_that_is_suspended_in_the_middle_of_a_start_starts_nothing_when_it_wakes(heads: TwoHeads) -> None:
+    controller = heads.run_until("node1", "controller.after_save:3")
+    heads.stand_by("node2", "node1")
+    heads.submit("node1", "once")
+    await_that(lambda: heads.suspended("node1"), "suspended", deadline_s=WAIT_S)
+    heads.await_state("node2", "once", "SUCCEEDED")
+    for pid in heads.suspended("node1"):
+        os.kill(pid, signal.SIGCONT)
+    assert controller.wait(WAIT_S) == 0  # by itself: another machine continues
+    head = json.loads(heads.cluster.path("node1", f"{HOME}/.local/state/ascendrun/head.json").read_text())
+    assert head["superseded"] is not None
+    assert heads.cluster.path("node3", "/tmp/started").read_text() == "started\n"
