@@ -88,7 +88,9 @@ def parse_standby(blocks: SettingsBlocks, problems: list[Problem], read_hosts: R
             refuse("voters", message, Text("standby.unknown.hint", "name hosts of the hostfile"))
     if len(set(block.voters)) % 2 == 0 or len(set(block.voters)) != len(block.voters):
         message = Text(
-            "standby.voters", "expected an odd number of different hosts, got {count}", count=len(block.voters)
+            "standby.voters",
+            "expected 3, 5 or another uneven number of different hosts, got {count}",
+            count=len(block.voters),
         )
         refuse("voters", message, Text("standby.voters.hint", "name 3 or 5 hosts: most of them must respond"))
     if block.heads[0] == block.heads[1]:

@@ -1,6 +1,7 @@
 """Scheduling of queued jobs over the hosts of one head node: pure. Higher priorities first, then the oldest; with
-shares, the account with the least use of its share is first, and who is first keeps that place until it starts: hosts
-that become free for a wide job would else be given to another account as soon as the use of its own has grown.
+shares, the account with the least use of its share is first. Who is first and has waited for RESERVE_S keeps that
+place until it starts: hosts that become free for a wide job would else be given to another account as soon as the use
+of its own has grown.
 
 A job gets hosts of its pool that are usable and free. The first in line that does not start reserves hosts from the
 time at which enough of them are expected to be free (EASY backfill): another job starts there only if it ends before.
@@ -107,7 +108,9 @@ def schedule(
         pauses = one.job.state is State.BACKOFF and now_s - one.job.since_s < RESERVE_S
         if pauses or one.job.state in ACTIVE_STATES:
             taken.use(one, one.job.hosts if one.job.lacks_hosts else (*one.job.hosts, *one.job.spares))
-    queued = _in_line([one for one in contenders if one.job.state is State.QUEUED], loads, first)
+    queued = [one for one in contenders if one.job.state is State.QUEUED]
+    long = {one.job.id for one in queued if now_s - one.job.since_s >= RESERVE_S}
+    queued = _in_line(queued, loads, first & long)
     decisions = {one.job.id: _decide(one, taken, find) for one in queued}
     lacking = [one for one in contenders if one.job.lacks_hosts]
     for one in queued if lacking else ():

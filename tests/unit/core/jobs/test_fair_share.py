@@ -93,7 +93,8 @@ def test_accounts_that_are_equal_take_turns() -> None:
 
 def test_who_is_first_in_line_stays_so_when_the_use_of_its_account_grows() -> None:
     busy = whole(running(1, "a"), limit_s=100.0, started_s=NOW_S, account=Account("eve"))
-    wide, other = mine(2, ANN, "a", "b", limit_s=50.0), mine(3, BOB, "a", "b", limit_s=500.0)
+    late = {"since_s": NOW_S - RESERVE_S, "limit_s": 50.0}
+    wide, other = mine(2, ANN, "a", "b", **late), mine(3, BOB, "a", "b", limit_s=500.0)
     before = decide(busy, wide, other, given=share({ANN: 50.0, BOB: 60.0}))
     assert first_in_line(before) == {"j-0002"}
     after = decide(busy, wide, other, given=share({ANN: 70.0, BOB: 60.0}), first=first_in_line(before))
@@ -101,6 +102,9 @@ def test_who_is_first_in_line_stays_so_when_the_use_of_its_account_grows() -> No
     urgent = mine(4, ANN, "a", "b", priority=1, limit_s=50.0)
     among = decide(busy, wide, other, urgent, given=share({ANN: 70.0, BOB: 60.0}), first=first_in_line(before))
     assert list(among) == ["j-0004", "j-0003", "j-0002"], "its account keeps the place"
+    new = mine(2, ANN, "a", "b", limit_s=50.0)
+    after = decide(busy, new, other, given=share({ANN: 70.0, BOB: 60.0}), first=first_in_line(before))
+    assert list(after) == ["j-0003", "j-0002"], "not if it has not waited for long"
 
 
 def test_each_separate_part_of_the_hosts_has_its_first_in_line() -> None:

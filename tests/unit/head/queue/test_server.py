@@ -137,8 +137,9 @@ def test_one_machine_under_two_names_and_what_its_claims_leave(world: World) -> 
 
 def test_users_take_turns_and_who_has_used_less_is_first(world: World) -> None:
     alice, bob = world.user(ALICE), world.user(BOB)
-    alice.report(*(job(number, "a", priority=99) for number in range(1, 5)))
-    bob.report(*(job(number, "a") for number in range(7, 9)))
+    new = {"since_s": world.clock.now}
+    alice.report(*(job(number, "a", priority=99, **new) for number in range(1, 5)))
+    bob.report(*(job(number, "a", **new) for number in range(7, 9)))
     turns = []
     for _ in range(4):
         [(user, granted)] = [
@@ -150,12 +151,12 @@ def test_users_take_turns_and_who_has_used_less_is_first(world: World) -> None:
         turns.append(user.name)
         waiting = [name for name in user.client.call(Contend("h")).answers if name != granted]
         numbers = [int(name[2:]) for name in waiting]
-        user.report(job(100, "a", state="RUNNING"), *(job(number, "a") for number in numbers))
+        user.report(job(100, "a", state="RUNNING"), *(job(number, "a", **new) for number in numbers))
         for _ in range(6):
             world.clock.now += 10.0
             alice.client.call(Contend("h"))
             bob.client.call(Contend("h"))
-        user.report(*(job(number, "a") for number in numbers))
+        user.report(*(job(number, "a", **new) for number in numbers))
     assert turns == ["daemon", "bin", "daemon", "bin"]
     used = world.share.usage.at(world.clock.now)
     assert used[Account("bin")] == pytest.approx(used[Account("daemon")], rel=0.3) and used[Account("bin")] > 500.0
