@@ -77,7 +77,9 @@ def _is_repeated(error: Mapping[str, Any], node: Node | None) -> bool:
     """Return whether the value itself has a problem already: pydantic counts only the valid items of a list."""
     if error["type"] == "missing":
         return node is not None
-    return error["type"] == "too_short" and isinstance(node, ListNode) and bool(node.items)
+    if error["type"] != "too_short" or not isinstance(node, ListNode):
+        return False
+    return len(node.items) > int(error["ctx"]["actual_length"])
 
 
 def _translate(error: Mapping[str, Any], path: Path, root: MappingNode, model: type[BaseModel]) -> Problem:
@@ -153,6 +155,8 @@ def _explain(kind: str, context: Mapping[str, Any], value: Any) -> tuple[Text, T
             return expected(Text(template.key, template.english, limit=f"{context[limit]:g}"), value), None
     if kind == "string_pattern_mismatch":
         return Text("jobfile.invalid-name", "invalid name {value}", value=_shown(value)), NAME_HINT
+    if kind == "too_short" and context["min_length"] > 1:
+        return Text("jobfile.too-few", "expected {count} or more", count=context["min_length"]), None
     if kind in ("too_short", "string_too_short"):
         return Text("jobfile.too-short", "must not be empty"), None
     return Text("jobfile.other", "invalid value ({reason})", reason=kind.replace("_", " ")), None
