@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ascendrun.core.settings import STANDBY_BLOCK
-from ascendrun.head.state.store_place import is_this_machine, may_be_head
 
 if TYPE_CHECKING:
     from ascendrun.core.settings import Settings
@@ -15,13 +14,17 @@ def other_head(settings: Settings, *, is_of_machine: bool) -> str | None:
     """Return the other machine on which the commands of this one run; None: they run here. `is_of_machine`: a command
     about this machine, which only the setting `head` sends elsewhere. Raises UnreachableError."""
     heads = [head.strip() for head in (settings.head or "").split(",") if head.strip()]
+    has_standby = any(STANDBY_BLOCK in blocks.root.entries for blocks in settings.blocks)
+    if not heads and (not has_standby or is_of_machine):
+        return None
+    from ascendrun.head.state.store_place import is_this_machine, may_be_head
+
     if heads and not any(map(is_this_machine, heads)):
         if len(heads) == 1:
             return heads[0]
         from ascendrun.cluster.standby import find_head
 
         return find_head(heads)
-    has_standby = any(STANDBY_BLOCK in blocks.root.entries for blocks in settings.blocks)
     if not has_standby or is_of_machine:
         return None
     from ascendrun.head.loop.daemon import is_running

@@ -60,25 +60,22 @@ def command(
         raise UsageError.of("controller.output", "`-o` is for `controller status`")
     if (shared is None and (group or admins)) or (shared is not None and action != "run"):
         raise UsageError.of("controller.shared", "`--shared DIR` is for `controller run`, the others for `--shared`")
+    if takes_over and action != "standby":
+        raise UsageError.of("controller.take-over", "`--take-over` is for `controller standby`")
     if shared is not None:
         ctx.cluster.controller.run_shared(Path(shared).absolute(), admins=admins, group=group)
         return 0
-    if takes_over and action != "standby":
-        raise UsageError.of("controller.take-over", "`--take-over` is for `controller standby`")
     if action in ("standby", "role", "relay"):
         from ascendrun.cluster import standby
 
         return standby.serve(ctx.settings, action, take_over=takes_over)
-    if action == "move":
-        from ascendrun.cluster.forward import take_over
+    if action == "status":
+        return _print_status(ctx, output)
+    _act(ctx, action)
+    return 0
 
-        gone = take_over(ctx.settings)
-        ctx.say("controller.moved", "commands run on this machine now")
-        if gone is not None:
-            lost = Text("controller.moved-without", "{host} is gone with its list of jobs", host=gone)
-            hint = Text("controller.moved-without.hint", "`ascendrun nodes -H FILE` finds the jobs on its hosts")
-            ctx.warn(lost, hint)
-        return 0
+
+def _act(ctx: CliContext, action: str) -> None:
     controller = ctx.cluster.controller
     if action == "run":
         controller.run()
@@ -95,8 +92,18 @@ def command(
         else:
             ctx.say("controller.nothing-installed", "no entry for {path}", path=str(ctx.settings.state_dir))
     else:
-        return _print_status(ctx, output)
-    return 0
+        _move(ctx)
+
+
+def _move(ctx: CliContext) -> None:
+    from ascendrun.cluster.forward import take_over
+
+    gone = take_over(ctx.settings)
+    ctx.say("controller.moved", "commands run on this machine now")
+    if gone is not None:
+        lost = Text("controller.moved-without", "{host} is gone with its list of jobs", host=gone)
+        hint = Text("controller.moved-without.hint", "`ascendrun nodes -H FILE` finds the jobs on its hosts")
+        ctx.warn(lost, hint)
 
 
 def _print_status(ctx: CliContext, output: str | None) -> int:

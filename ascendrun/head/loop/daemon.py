@@ -21,7 +21,6 @@ from ascendrun.core.errors import (
 )
 from ascendrun.head.loop import guard as guarding
 from ascendrun.head.state.state_dir import make_state_dir
-from ascendrun.head.state.store_file import continues_elsewhere, superseded_by
 from ascendrun.head.state.store_place import standby_dir
 from ascendrun.node.files import write_json
 from ascendrun.text import Text
@@ -171,6 +170,8 @@ def run_controller(
 
 def refuse_superseded(state_dir: Path) -> None:
     """Raise SupersededError if another machine continues as this head."""
+    from ascendrun.head.state.store_file import continues_elsewhere, superseded_by  # with SQLite: commands need none
+
     host = superseded_by(state_dir)
     if host is not None:
         raise SupersededError(continues_elsewhere(host), hint=Text("standby.elsewhere", "run commands on that machine"))

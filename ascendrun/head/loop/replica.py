@@ -108,7 +108,7 @@ class Replica:
         if self._answer is None or not self._waits or self._trees.issuperset(hashes):
             call()
         else:
-            self._in_thread(self._send_trees, self._stream, set(hashes) - self._trees, partial(self._post, call))
+            _in_thread(self._send_trees, self._stream, set(hashes) - self._trees, partial(self._post, call))
 
     def flush(self) -> None:
         """Send what has changed as one message; called once for each turn of the loop."""
@@ -170,7 +170,7 @@ class Replica:
             self._stream, self._answer, self._copied = self._stream + 1, answer, None
             self._sending.notify_all()
         self._host, self._trees = request.standby, set(request.trees)
-        self._in_thread(self._send_copy, self._stream, request, self._wanted_trees())
+        _in_thread(self._send_copy, self._stream, request, _wanted_trees(self._store))
 
     def _take(self, message: Acknowledge) -> None:
         if message.stream != self._stream or message.number > self._number:
@@ -189,13 +189,13 @@ class Replica:
             self._guard(self._held.popleft().call)
         is_caught_up = not self._is_leaving and not self._changed and self._has(self._number)
         if is_caught_up and not self._in_sync and self._voters is not None:
-            missing = self._wanted_trees() - self._trees
+            missing = _wanted_trees(self._store) - self._trees
             if missing:  # of jobs that were submitted meanwhile
                 self._copied = None
-                self._in_thread(self._send_trees, self._stream, missing, partial(self._end_copy, self._stream))
+                _in_thread(self._send_trees, self._stream, missing, partial(self._end_copy, self._stream))
                 return
             self._in_sync = self._waits = True
-            self._record("standby-in-sync")
+            self._guard(partial(_record, self._store, "standby-in-sync", self._host))
             self.flush()
             self.after(self._entered)
 
@@ -207,7 +207,7 @@ class Replica:
         self._is_leaving = self._waits = False
         if self._in_sync:
             self._in_sync = False
-            self._record("standby-out-of-sync")
+            self._guard(partial(_record, self._store, "standby-out-of-sync", self._host))
         self._end_stream()  # a standby that responds again connects again
         self._release()
 
@@ -216,20 +216,7 @@ class Replica:
             self._answer = self._copied = None
             self._sending.notify_all()
 
-    def _record(self, code: str) -> None:
-        def add() -> None:
-            with self._store.writing() as db:
-                add_events(db, "", [Event(code, {"host": str(self._host)}, at_s=time.time())])
-
-        self._guard(add)
-
-    def _wanted_trees(self) -> set[str]:
-        return {str(tree["sha256"]) for stored in self._store.jobs.unended() for tree in stored.trees}
-
     # The stream: `_send` from any thread
-
-    def _in_thread(self, call: Callable[..., None], *values: object) -> None:
-        threading.Thread(target=call, args=values, name="standby", daemon=True).start()
 
     def _send_copy(self, stream: int, request: Follow, trees: set[str]) -> None:
         send, gone = differing(list_groups(self._root), request.groups)
@@ -275,21 +262,13 @@ class Replica:
         with self._sending:
             files, body = list[tuple[str, int, bool]](), bytearray()
             gone = [*gone, *(path for path in paths if not (self._root / path).is_file())]
-            for path, part, has_more in self._parts(paths):
+            for path, part, has_more in _parts(self._root, paths):
                 if len(body) + len(part) > PART_BYTES and files:
                     self._emit(stream, files, bytes(body), gone)
                     files, body, gone = [], bytearray(), ()
                 files.append((path, len(part), has_more))
                 body += part
             return self._emit(stream, files, bytes(body), gone, is_stopped)
-
-    def _parts(self, paths: Sequence[str]) -> Iterator[tuple[str, bytes, bool]]:
-        for path in filter(is_copied, paths):
-            try:
-                for part, has_more in read_parts(self._root, path):
-                    yield path, part, has_more
-            except OSError:
-                continue
 
     def _emit(
         self,
@@ -306,3 +285,27 @@ class Replica:
             change = StandbyChange(stream, self._number, tuple(files), tuple(gone), is_stopped)
             self._answer(change, body, is_stopped)
             return self._number
+
+
+def _in_thread(call: Callable[..., None], *values: object) -> None:
+    threading.Thread(target=call, args=values, name="standby", daemon=True).start()
+
+
+def _parts(root: Path, paths: Sequence[str]) -> Iterator[tuple[str, bytes, bool]]:
+    """Yield the files that are copied, in parts: path, bytes, and whether more of the file follow."""
+    for path in filter(is_copied, paths):
+        try:
+            for part, has_more in read_parts(root, path):
+                yield path, part, has_more
+        except OSError:
+            continue
+
+
+def _record(store: Store, code: str, host: str | None) -> None:
+    with store.writing() as db:
+        add_events(db, "", [Event(code, {"host": str(host)}, at_s=time.time())])
+
+
+def _wanted_trees(store: Store) -> set[str]:
+    """Return the hashes of the packed directories of jobs that are not over."""
+    return {str(tree["sha256"]) for stored in store.jobs.unended() for tree in stored.trees}
