@@ -64,10 +64,10 @@ def test_each_rank_has_its_own_files_numbers_and_end(node: Any, agent: Any) -> N
 def test_the_first_failure_is_the_ranks_and_not_a_byte_before_it_is_lost(
     node: Any, agent: Any, end: str, code: int | None, number: int | None
 ) -> None:
-    text = (
-        f"import os, sys, time\nprint('x' * 3000000, flush=True)\nif os.environ['RANK'] == '3': {end}\ntime.sleep(600)"
-    )
-    agent.start(launched(node, code=text))
+    lasting = "import os, sys, time\nprint('x' * 3000000, flush=True)\n"
+    meets = "while not os.path.exists('up'): time.sleep(0.02)\n"  # both ranks run before one of them ends
+    failing = f"if os.environ['RANK'] == '3':\n    {meets}    {end}\nopen('up', 'w')\ntime.sleep(600)"
+    agent.start(launched(node, code=lasting + failing))
     ended = agent.wait_ended(TAG)
     first = agent.told(TAG, "rank_exited")[0]
     assert (first["rank"], first["code"], first["signal"], first["stopped"]) == (3, code, number, False)
