@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
@@ -102,16 +103,17 @@ def find_marks(
     if states and all(state.upper().startswith("T") for state in states):
         of_processes = [Mark(StragglerCause.CPU, Text("straggler.stopped", "process stopped (state T)"))]
     else:
-        of_processes = _compared(RankSample, own, [one for one in of_ranks if one.rank not in lame])
+        of_processes = _compared(RankSample, own, Others([one for one in of_ranks if one.rank not in lame]))
+    others = Others(fine)
     return (
-        *_clock(mine, fine),
-        *_compared(DeviceSample, mine, fine, StragglerCause.TEMPERATURE),
+        *_clock(mine, Others(list(filter(_has_clock, fine)))),
+        *_compared(DeviceSample, mine, others, StragglerCause.TEMPERATURE),
         *_others_pids(mine, fine, samples.ranks),
-        *(_link_down(mine, fine) or _link_flaps(mine) or _compared(DeviceSample, mine, fine, StragglerCause.LINK)),
+        *(_link_down(mine, fine) or _link_flaps(mine) or _compared(DeviceSample, mine, others, StragglerCause.LINK)),
         *_complaints(mine),
         *host_marks(host, samples, places.hosts, since_s=since_s),
         *of_processes,
-        *_compared(DeviceSample, mine, fine, *OTHERS),
+        *_compared(DeviceSample, mine, others, *OTHERS),
     )
 
 
@@ -120,7 +122,7 @@ def host_marks(host: str, samples: Newest, hosts: Collection[str], *, since_s: f
     known = [one for one in samples.hosts if one.at_s >= since_s]
     here = [one for one in known if one.host == host]
     return [
-        *_compared(HostSample, here, [one for one in known if one.host != host and one.host in hosts]),
+        *_compared(HostSample, here, Others([one for one in known if one.host != host and one.host in hosts])),
         *_memory(here),
     ]
 
@@ -138,22 +140,61 @@ def slow_by_metrics(
         if one.at_s >= since_s and rank is not None and rank not in without:
             by_rank[one.host, rank].append(one)
     found: list[tuple[str, int, Mark]] = []
+    all_samples = [one for several in by_rank.values() for one in several]
+    clocks = Others(list(filter(_has_clock, all_samples)))
     for (host, rank), mine in by_rank.items():
-        others = [one for (_, other), several in by_rank.items() if other != rank for one in several]
+        others = (one for (_, other), several in by_rank.items() if other != rank for one in several)
         marks = _link_down(mine, others) if len(places.hosts) > 1 else []
         if rank not in compared and len(mine) >= ENOUGH:
-            marks += _clock(mine, others)
+            marks += _clock(mine, clocks.without(list(filter(_has_clock, mine))))
         found += [(host, rank, mark) for mark in marks[:1]]
     return found
 
 
-def _compared(kind: type[Any], mine: Sequence[Any], others: Sequence[Any], *causes: StragglerCause) -> list[Mark]:
+class Others:
+    """Samples to compare with. Their values are sorted once, however many ranks are compared with all but their own."""
+
+    def __init__(self, samples: Sequence[Any]) -> None:
+        self._samples, self._own = samples, list[Any]()
+        self._sorted: dict[str, list[float]] = {}
+
+    def without(self, own: list[Any]) -> Others:
+        """Return the same samples without some of them."""
+        found = Others(self._samples)
+        found._own, found._sorted = own, self._sorted
+        return found
+
+    def middle(self, name: str) -> float | None:
+        """Return the median of a metric; None: no sample has it."""
+        if name not in self._sorted:
+            self._sorted[name] = sorted(_known(self._samples, name))
+        values, own = self._sorted[name], sorted(_known(self._own, name))
+        count = len(values) - len(own)
+        return (_remaining(values, own, (count - 1) // 2) + _remaining(values, own, count // 2)) / 2 if count else None
+
+
+def _remaining(values: Sequence[float], own: Sequence[float], index: int) -> float:
+    """Return the value at `index` of `values` without `own`, which are among them; both are sorted."""
+    place = -1
+    for value in own:
+        place = max(place + 1, bisect_left(values, value))
+        if place > index:
+            break
+        index += 1
+    return values[index]
+
+
+def _known(samples: Iterable[Any], name: str) -> list[float]:
+    return [value for value in (getattr(one, name) for one in samples) if value is not None]
+
+
+def _compared(kind: type[Any], mine: Sequence[Any], others: Others, *causes: StragglerCause) -> list[Mark]:
     """Return the marks of the metrics of a sample (with a sign of these `causes`, if any) by the table of metrics."""
     marks = []
     for name, row in metrics_of(kind).items():
         if row.sign is None or (causes and row.sign.cause not in causes):
             continue
-        here, elsewhere = (_middle(getattr(one, name) for one in some) for some in (mine, others))
+        here, elsewhere = _middle(_known(mine, name)), others.middle(name)
         if here is not None and row.sign.is_odd(here, elsewhere):
             marks.append(_mark(StragglerCause(row.sign.cause), row.sign, here, elsewhere))
     return marks
@@ -170,9 +211,9 @@ def _middle(values: Iterable[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def _clock(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> list[Mark]:
+def _clock(mine: Sequence[DeviceSample], others: Others) -> list[Mark]:
     """Return a clock below that of the others while busy, else below its own earlier clock."""
-    busy, others = ([one for one in some if _is_busy(one) and one.frequency_mhz] for some in (mine, fine))
+    busy = list(filter(_has_clock, mine))
     marks = _compared(DeviceSample, busy, others, StragglerCause.FREQUENCY)
     third = len(busy) // 3
     if not marks and third >= ENOUGH:
@@ -183,14 +224,17 @@ def _clock(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> list[M
     return marks
 
 
-def _is_busy(sample: DeviceSample) -> bool:
-    return sample.utilisation is None or sample.utilisation >= BUSY
+def _has_clock(sample: DeviceSample) -> bool:
+    """Whether its clock counts: that of a busy device."""
+    return bool(sample.frequency_mhz) and (sample.utilisation is None or sample.utilisation >= BUSY)
 
 
-def _link_down(mine: Sequence[DeviceSample], fine: Sequence[DeviceSample]) -> list[Mark]:
+def _link_down(mine: Sequence[DeviceSample], fine: Iterable[DeviceSample]) -> list[Mark]:
     newest = [one.link_up for one in mine[-ENOUGH:] if one.link_up is not None]
+    if not newest or any(newest):
+        return []
     elsewhere = [one.link_up for one in fine if one.link_up is not None]
-    if newest and not any(newest) and elsewhere and sum(elsewhere) > 0.9 * len(elsewhere):
+    if elsewhere and sum(elsewhere) > 0.9 * len(elsewhere):
         return [Mark(StragglerCause.LINK, Text("straggler.link-down", "link down, up on the other hosts"))]
     return []
 

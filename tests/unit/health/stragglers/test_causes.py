@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from statistics import median
 from typing import Any, Callable
 
 import pytest
 
 from ascendrun.core.metrics import MetricsLine
-from ascendrun.core.samples import Newest
+from ascendrun.core.samples import DeviceSample, Newest
 from ascendrun.health.samples.step_times import StepTimes, make_step_times
-from ascendrun.health.stragglers.causes import StragglerCause
+from ascendrun.health.stragglers.causes import Others, StragglerCause
 from ascendrun.health.stragglers.detect import Straggler, describe_cause, describe_slowness, find_stragglers
 from tests.lib.training_world import World
 
@@ -321,3 +323,14 @@ def test_one_slow_step_in_ten_is_found_by_what_it_costs(seed: int) -> None:
     assert found.step_fraction == pytest.approx(0.07, abs=0.03)
     first = World(seed=seed, steps=240, slower=lambda rank, step: 3.0 if rank == 0 and step % 10 == 3 else 1.0).run()
     assert look(first) == ()  # rank 0 saves, evaluates and logs for all
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_median_of_the_others_is_that_of_all_without_their_own(seed: int) -> None:
+    lot = random.Random(seed)
+    clocks = [lot.choice([None, 800, 1000, 1000, 1800]) for _ in range(lot.randrange(1, 12))]
+    samples = [DeviceSample(0.0, "h", n, "npu", frequency_mhz=clock) for n, clock in enumerate(clocks)]
+    own = lot.sample(samples, lot.randrange(len(samples) + 1))
+    rest = [one.frequency_mhz for one in samples if one not in own and one.frequency_mhz is not None]
+    found = Others(samples).without(own).middle("frequency_mhz")
+    assert found == (median(rest) if rest else None)
