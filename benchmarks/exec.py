@@ -31,6 +31,8 @@ CLUSH, CLUSH_CURVE = "clush -f64", "clush -f64, curve25519"
 ASYNCSSH, SSH, SSH_CURVE, MASTER = "asyncssh", "ssh", "ssh, curve25519", "ssh over ControlMasters"
 IDLE = "ascendrun, idle"
 DOCTOR = "ascendrun doctor, cold"
+UNFIT = 3
+"""Exit code of `doctor` that examined all hosts and found one unfit."""
 WARM_ONES = (MASTER, WARM)
 ORDER = (SSH, SSH_CURVE, PDSH, PDSH_CURVE, CLUSH, CLUSH_CURVE, ASYNCSSH, COLD, FIRST, DOCTOR, *WARM_ONES)
 
@@ -168,7 +170,7 @@ def _render_count(rows: Sequence[Row], count: int) -> str:
 
 def _line(rows: Sequence[Row], count: int, what: str) -> list[str]:
     mine = [row for row in rows if row["hosts"] == str(count) and row["what"] == what]
-    good = [row for row in mine if row["status"] == "0"]
+    good = list(filter(is_good, mine))
     ours = WARM if what in WARM_ONES else COLD
     failed = "" if len(good) == len(mine) else f" ({len(mine) - len(good)} of {len(mine)} failed)"
     spread = "" if len(good) < 2 else f"{shown(min(_walls(good)))}–{shown(max(_walls(good)))}"
@@ -210,11 +212,14 @@ def _walls(rows: Sequence[Row]) -> list[float]:
     return [float(row["wall_s"]) for row in rows]
 
 
+def is_good(row: Row) -> bool:
+    """Whether the work was done on all hosts; `doctor` may have found them unfit."""
+    return row["status"] == "0" or (row["what"] == DOCTOR and row["status"] == str(UNFIT))
+
+
 def wall(rows: Sequence[Row], count: int, what: str, column: str = "wall_s") -> float | None:
     """The median of the repetitions that did the work on all hosts; None when none did."""
-    return median(
-        (row for row in rows if row["hosts"] == str(count) and row["what"] == what and row["status"] == "0"), column
-    )
+    return median((row for row in rows if row["hosts"] == str(count) and row["what"] == what and is_good(row)), column)
 
 
 def cpu(rows: Sequence[Row], count: int, what: str) -> float | None:

@@ -143,7 +143,7 @@ GOALS = (
     exec_goal("", 256, COLD, many_hosts.ASYNCSSH, "× asyncssh", 0.90),
     Goal("", "× floor", 1.2, nothing),
     exec_goal("`exec true` cold, 8 hosts", 8, COLD, many_hosts.PDSH_CURVE, "× pdsh, curve25519", 0.80),
-    exec_goal("`exec true` cold, one host", 1, COLD, many_hosts.SSH, "× ssh", 0.25),
+    exec_goal("`exec true` cold, one host", 1, COLD, many_hosts.SSH_CURVE, "× ssh, curve25519", 1.0),
     Goal("head CPU, cold, 256 hosts", "ms a host", 3.5, head_cpu_ms),
     exec_goal("`exec true` warm, 256 hosts", 256, WARM, COLD, "× cold", 0.05),
     exec_goal("", 256, WARM, many_hosts.MASTER, "× ControlMaster", 0.10),
