@@ -1,14 +1,13 @@
 """An elastic night: one training at a time on five virtual hosts that come and go, and no command that helps it.
 
-    python -m tests.crashes.elastic --seed 1 --comings 20 --history elastic.jsonl
+    python -m tests.crashes.elastic --seed 1 --faults 20 --history elastic.jsonl
 
 A job requests five hosts and runs on two or more, one rank on each, with checkpoints in a directory that all hosts see:
 trajectory, then qwen_lora with ddp and with fsdp2. Hosts lose power or network, or are drained, one or two at once,
 during training, a start, a checkpoint or a growth, and are back some time later. In the end each job has succeeded. All
 of its checkpoints have the same options, and so the same global batch, and each step was trained: as many samples as in
 undisturbed runs on two, three and four hosts, which come before. Its losses differ from theirs by no more than SLACK
-times what theirs differ among each other. Hosts, kinds, moments and durations follow from the seed. One
-JSON line for each run, coming and job goes to stdout, or into --history.
+times what theirs differ among each other. Hosts, kinds, moments and durations follow from the seed.
 """
 
 from __future__ import annotations
@@ -17,33 +16,33 @@ import argparse
 import json
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import count, cycle
-from pathlib import Path
+from itertools import cycle
 from statistics import mean
-from typing import Any, Callable
+from typing import Any
 
-from ascendrun.core.jobs.job import TERMINAL, Cause, State
-from ascendrun.core.records import format_rfc3339
-from tests.crashes.hosts import CampaignError, Hosts, keep_line
-from tests.crashes.night import HOSTS, SHARED, Run, longer
+from ascendrun.core.jobs.job import Cause, State
+from ascendrun.head.loop.hang import DIVISOR_VARIABLE
+from tests.crashes.campaign import HOSTS, Campaign, Fault, Run, Tell, command, longer
+from tests.crashes.hosts import CampaignError, Hosts
 from tests.crashes.remains import lines_of
 from tests.crashes.trainings import ALL, Training
-from tests.lib.vcluster.cluster import VirtualCluster
 
-LEAST, SIZES = 2, (2, 3, 4)
+LEAST, SIZES = 2, (4, 3, 2)
+"""In this order they have room side by side, two ranks to a host."""
 SLACK, ROUNDING = 3.0, 1e-6
 """How many times their own differences, and at least which relative one."""
-DELAY_MS = 5.0
-POLL_S = 0.2
-END_S = 7200.0
 KINDS, MOMENTS = ("power lost", "cut", "drained"), ("training", "checkpoint", "growth", "start")
-LATE_S = 120.0
+LATE_S = 60.0
 """A moment that has not come by then may not come any more: then the training is hit."""
+HANG_DIVISOR = "3"
+"""A lost host shows as a hang of the others: 30 s without a step in place of 90 s (docs/hangs.md)."""
 STARTING = (State.CHECKING, State.STAGING, State.STARTING)
+KEYS: Mapping[str, Any] = {
+    "devices": {"type": "cpu", "per_node": 1},
+    "restart": {"max_restarts": 50, "backoff_s": [1, 5]},
+}
 STEPS = {"pretrain-masked": 390, "qwen_lora-ddp": 220, "qwen_lora-fsdp2": 120}
 MORE: Mapping[str, Mapping[str, Any]] = {
     name: {"num_train_epochs": steps // 6, "eval_steps": 30, "save_steps": 5}
@@ -58,36 +57,23 @@ Numbers = Mapping[str, Mapping[int, float]]
 """By name and step."""
 
 
-@dataclass(frozen=True)
-class Coming:
-    """`hosts`: their places among those that are there. `moment`: see MOMENTS; `wait_s`: after it began. `lasts_s`:
-    until they are back. `gap_s`: since the coming before."""
-
-    kind: str
-    moment: str
-    hosts: tuple[int, ...]
-    wait_s: float
-    lasts_s: float
-    gap_s: float
-
-
-def draw(seed: int, comings: int) -> list[Coming]:
+def draw(seed: int, faults: int) -> list[Fault]:
     """All pairs of a kind and a moment in a random order, then all in another one; a third of them hits two hosts."""
     lot = random.Random(seed)
     pairs: list[tuple[str, str]] = []
-    while len(pairs) < comings:
+    while len(pairs) < faults:
         every = [(kind, moment) for kind in KINDS for moment in MOMENTS]
         pairs += lot.sample(every, len(every))
     return [
-        Coming(
+        Fault(
             kind,
-            moment,
             tuple(lot.sample(range(HOSTS), 2 if lot.random() < 1 / 3 else 1)),
-            0.0 if moment == "checkpoint" else round(lot.uniform(0, 8), 1),
-            round(lot.uniform(20, 60), 1),
-            round(lot.uniform(5, 30), 1),
+            round(lot.uniform(50, 110), 1),
+            moment=moment,
+            wait_s=0.0 if moment == "checkpoint" else round(lot.uniform(0, 5), 1),
+            gap_s=round(lot.uniform(0, 10), 1),
         )
-        for kind, moment in pairs[:comings]
+        for kind, moment in pairs[:faults]
     ]
 
 
@@ -114,60 +100,38 @@ def apart(runs: Sequence[Numbers], name: str) -> float:
     return worst
 
 
-class Elastic:
-    """`tell` gets a line for each run, coming and job."""
+class Elastic(Campaign):
+    """Each job ends before the next one starts; there is one more as long as the plan has faults."""
 
-    def __init__(self, hosts: Hosts, tell: Callable[[Mapping[str, Any]], None]) -> None:
-        self.hosts, self.tell, self.cluster = hosts, tell, hosts.cluster
-        self.numbers = count(1)
+    delay_ms = 5.0
+
+    def __init__(
+        self, hosts: Hosts, tell: Tell, plan: Sequence[Fault], trainings: Sequence[Training] = TRAININGS
+    ) -> None:
+        super().__init__(hosts, tell, plan)
+        hosts.environ[DIVISOR_VARIABLE] = HANG_DIVISOR
+        self.trainings = trainings
         self.straight: dict[str, list[Numbers]] = {}
-        self.away: dict[str, tuple[float, str]] = {}
-        self.watched: list[tuple[dict[str, Any], int, float]] = []
         self.began_mono: float | None = None
-        """Since when the moment of the next coming is there; None: it is not."""
-        self.last_mono = 0.0
-        self.ended = 0
-        (hosts.folder / "five.hosts").write_text(self.cluster.hostfile(slots=2))
+        """Since when the moment of the next fault is there; None: it is not."""
 
-    def start(self, training: Training, nodes: int, **more: Any) -> Run:
-        devices = {"type": "cpu", "per_node": 1}
-        restart = {"max_restarts": 50, "backoff_s": [1, 5]}
-        again = {"nodes": nodes, "devices": devices, "restart": restart, **more}
-        return Run(self.hosts, training, next(self.numbers), **again)
-
-    def run(self, seed: int, comings: Sequence[Coming], trainings: Sequence[Training] = TRAININGS) -> None:
-        """Raises CampaignError at the first promise that is broken."""
-        from_s = time.monotonic()
-        plan, line = list(comings), cycle(trainings)
-        while plan:
-            training = next(line)
+    def run(self) -> Mapping[str, Any]:
+        for training in cycle(self.trainings):
             if training.name not in self.straight:
-                self._undisturbed(training)
-            self._delay(DELAY_MS)
-            self.last_mono, self.began_mono = time.monotonic(), None
-            self._train(self.start(training, HOSTS, min_nodes=LEAST), plan)
-            self._delay(0)
-        self.tell(
-            {
-                "what": "night",
-                "seed": seed,
-                "seconds": round(time.monotonic() - from_s),
-                "comings": len(comings),
-                "jobs": self.ended,
-            }
-        )
+                self._reference(training)
+            self.began_mono = None
+            self.play(iter([training]))
+            self._compare(self.ended[-1])
+            if not self.plan:
+                break
+        return {"faults": len(self.outcomes)}
 
-    def _delay(self, delay_ms: float) -> None:
-        for host in self.cluster.hosts:
-            self.cluster.delay(host, delay_ms)
+    def start(self, training: Training, **more: Any) -> Run:
+        return super().start(training, **{**KEYS, "nodes": HOSTS, "min_nodes": LEAST, **more})
 
-    def _undisturbed(self, training: Training) -> None:
-        runs = [self.start(training, size) for size in SIZES]
-        deadline_s = time.monotonic() + END_S
-        while any(run.look().state not in TERMINAL for run in runs):
-            if time.monotonic() > deadline_s:
-                raise CampaignError(f"undisturbed: {[run.seen for run in runs]}")
-            time.sleep(1)
+    def _reference(self, training: Training) -> None:
+        runs = [self.start(training, nodes=size, min_nodes=size) for size in SIZES]
+        self.undisturbed(runs)
         for run in runs:
             run.check(None)
         found = self.straight[training.name] = [numbers_of(run) for run in runs]
@@ -175,115 +139,65 @@ class Elastic:
             {
                 "what": "undisturbed",
                 "training": training.name,
-                "hosts": SIZES,
-                "seconds": [round((run.seen.ended_at_s or 0) - run.seen.created_at_s, 1) for run in runs],
+                "nodes": SIZES,
+                "seconds": [run.seconds for run in runs],
                 "apart": {name: apart(found, name) for name in NUMBERS},
                 "final": [run["final"][training.steps] for run in found],
             }
         )
 
-    def _train(self, run: Run, plan: list[Coming]) -> None:
-        deadline_s = time.monotonic() + END_S
-        while run.look().state not in TERMINAL:
-            if time.monotonic() > deadline_s:
-                raise CampaignError(f"{run.seen}; away: {self.away}")
-            self._bring_back(time.monotonic())
-            self._watch(run)
-            if plan and self._is_time(run, plan[0]):
-                self._strike(run, plan.pop(0))
-            time.sleep(POLL_S)
-        self._watch(run)
-        self._bring_back(float("inf"))
-        self.ended += 1
-        self._check(run)
+    # --- when hosts go
 
-    # --- comings
+    def targets(self, run: Run) -> Sequence[str]:
+        """All of them: one that is about to join may go, too."""
+        return self.cluster.hosts
 
-    def _is_time(self, run: Run, coming: Coming) -> bool:
-        now, job = time.monotonic(), run.seen
-        waited_s = now - self.last_mono - coming.gap_s
-        if waited_s < 0 or HOSTS - len(self.away) - len(coming.hosts) < LEAST:
+    def is_time(self, run: Run, fault: Fault) -> bool:
+        now = time.monotonic()
+        waited_s = now - self.last_mono - fault.gap_s
+        if waited_s < 0 or HOSTS - len(self.away) - len(fault.places) < LEAST:
             return False
-        moment = coming.moment if waited_s < LATE_S else "training"
+        moment = fault.moment if waited_s < LATE_S else "training"
         if self.watched and moment != "training":
             return False  # three restarts in a row without progress would end the job
-        trains = job.state is State.RUNNING and run.has_saved() and _step(run) < 0.8 * run.training.steps
-        is_there = {
-            "training": trains,
-            "checkpoint": trains and any(run.checkpoints.glob(".step-*.tmp")),
-            "growth": job.cause is Cause.RESIZED or self.began_mono is not None,
-            "start": job.state in STARTING,
-        }[moment]
-        if is_there and self.began_mono is None:
+        if self.began_mono is None and self._is_there(run, moment):
             self.began_mono = now
-        return self.began_mono is not None and now >= self.began_mono + coming.wait_s
+        if self.began_mono is None or now < self.began_mono + fault.wait_s:
+            return False
+        self.began_mono = None
+        return True
 
-    def _strike(self, run: Run, coming: Coming) -> None:
-        there = [host for host in self.cluster.hosts if host not in self.away]
-        victims = sorted({there[place % len(there)] for place in coming.hosts})
-        job, at_s = run.seen, time.time()
-        self.last_mono, self.began_mono = time.monotonic(), None
-        for host in victims:
-            self.away[host] = (self.last_mono + coming.lasts_s, coming.kind)
-            if coming.kind == "power lost":
-                self.cluster.crash(host)
-            elif coming.kind == "cut":
-                self.cluster.cut(host)
-            else:
-                self._command("drain", host, "--now")
-        told = {"what": "coming", **asdict(coming), "hosts": victims, "job": run.id, "training": run.training.name}
-        told |= {"state": job.state.value, "attempt": job.attempt, "ranks": len(job.hosts), "step": _step(run)}
-        self.watched.append((told, job.attempt, at_s))
-
-    def _bring_back(self, until_mono: float) -> None:
-        for host, (due_mono, kind) in list(self.away.items()):
-            if due_mono > until_mono:
-                continue
-            if kind == "power lost":
-                self.cluster.reboot(host, keep_disk=True)
-                self.cluster.delay(host, DELAY_MS)
-            elif kind == "cut":
-                self.cluster.heal(host)
-            else:
-                self._command("undrain", host, "--no-check")
-            del self.away[host]
-
-    def _command(self, *words: str) -> None:
-        done = self.hosts.ascendrun(*words)
-        if done.returncode:
-            raise CampaignError(f"{words}: {done.stdout}{done.stderr}")
-
-    def _watch(self, run: Run) -> None:
-        """Tell of comings after which a step was trained, or whose job is over."""
-        told = run.told() if self.watched else []
-        for line in list(self.watched):
-            outcome, attempt, at_s = line
-            ours = set(outcome["hosts"]) & set(run.seen.hosts_of(attempt))
-            later = [(when, number) for number, _, when in told if when > at_s and (number > attempt or not ours)]
-            if later or run.seen.state in TERMINAL:
-                self.watched.remove(line)
-                when, number = min(later) if later else (None, run.seen.attempt)
-                outcome |= {"attempt_after": number, "again_s": when and round(when - at_s, 1)}
-                self.tell({**outcome, "ranks_after": len(run.seen.hosts_of(number))})
+    def _is_there(self, run: Run, moment: str) -> bool:
+        job = run.seen
+        if moment == "start":
+            return job.state in STARTING
+        if moment == "growth":
+            return job.cause is Cause.RESIZED
+        if moment == "checkpoint" and not any(run.checkpoints.glob(".step-*.tmp")):
+            return False
+        return job.state is State.RUNNING and run.has_saved() and run.step() < 0.8 * run.training.steps
 
     # --- what came of it
 
-    def _check(self, run: Run) -> None:
+    def check(self, run: Run) -> None:
+        run.check(None, is_whole=False)
+
+    def _compare(self, run: Run) -> None:
+        """Raises CampaignError."""
         run.check(None)
         found, straight = numbers_of(run), self.straight[run.training.name]
         theirs = {name: apart(straight, name) for name in NUMBERS}
         ours = {name: max(apart([found, each], name) for each in straight) for name in NUMBERS}
         manifests = [json.loads(path.read_text()) for path in run.checkpoints.glob("**/manifest.json")]
         options = {json.dumps(manifest["facts"]["identity"], sort_keys=True) for manifest in manifests}
-        sizes = [len(run.seen.hosts_of(number)) for number in range(1, run.seen.attempt + 1)]
         self.tell(
             {
                 "what": "job",
                 "job": run.id,
                 "training": run.training.name,
                 "state": run.seen.state.value,
-                "seconds": round((run.seen.ended_at_s or 0) - run.seen.created_at_s, 1),
-                "hosts_of_attempts": sizes,
+                "seconds": run.seconds,
+                "nodes_of_attempts": [len(run.seen.hosts_of(number)) for number in range(1, run.seen.attempt + 1)],
                 "restarts_counted": sum(one.counted for one in run.seen.past),
                 "final": found["final"][run.training.steps],
                 "apart": ours,
@@ -297,48 +211,15 @@ class Elastic:
                 raise CampaignError(f"{run.id}: {name} differs by {ours[name]}, undisturbed runs by {theirs[name]}")
 
 
-def _step(run: Run) -> int:
-    return max((step for _, step, _ in run.told()), default=0)
-
-
-def elastic(
-    folder: Path,
-    seed: int,
-    comings: Sequence[Coming],
-    tell: Callable[[Mapping[str, Any]], None],
-    trainings: Sequence[Training] = TRAININGS,
-) -> None:
-    """Raises CampaignError at the first promise that is broken."""
-    shared = folder / "shared"
-    shared.mkdir()
-    with VirtualCluster.up(HOSTS, disk="512M", shares={str(shared): SHARED}) as cluster:
-        hosts = Hosts(cluster, folder)
-        try:
-            Elastic(hosts, tell).run(seed, comings, trainings)
-        finally:
-            hosts.close()
-
-
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.crashes.elastic", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--comings", type=int, default=20)
-    parser.add_argument("--only", help="names of trainings, with commas")
-    parser.add_argument("--history", type=Path, help="a file that gets a line for each run, coming and job")
-    options = parser.parse_args(argv)
+    parser.add_argument("--only", default=",".join(STEPS), help="trainings, of: %(default)s")
 
-    def tell(what: Mapping[str, Any]) -> None:
-        keep_line(json.dumps({"at": format_rfc3339(time.time()), **what}), options.history)
+    def make(hosts: Hosts, tell: Tell, of: argparse.Namespace) -> Elastic:
+        trainings = [training for training in TRAININGS if training.name in of.only.split(",")]
+        return Elastic(hosts, tell, draw(of.seed, of.faults), trainings)
 
-    trainings = [one for one in TRAININGS if not options.only or one.name in options.only.split(",")]
-    comings = draw(options.seed, options.comings)
-    with tempfile.TemporaryDirectory(prefix="ascendrun-elastic-") as folder:
-        try:
-            elastic(Path(folder), options.seed, comings, tell, trainings)
-        except CampaignError as failed:
-            tell({"what": "failed", "seed": options.seed, "why": str(failed)})
-            return 1
-    return 0
+    return command(parser, argv, make)
 
 
 if __name__ == "__main__":

@@ -28,17 +28,23 @@ class CampaignError(AssertionError):
 
 
 class Hosts:
-    """The cluster, and the command line on its head. `folder`: for the head's files."""
+    """The cluster, and the command line on its head. `folder`: for the head's files; `environ`: of its commands."""
 
     def __init__(self, cluster: VirtualCluster, folder: Path) -> None:
         self.cluster, self.folder, self.state_dir = cluster, folder, folder / "state"
+        self.environ = head_environ(self.state_dir)
         (folder / "two.hosts").write_text(cluster.hostfile(slots=2))
 
     def ascendrun(self, *words: str) -> subprocess.CompletedProcess[str]:
         argv = self.cluster.head_argv([sys.executable, "-m", "ascendrun", *words], cwd=str(self.folder))
-        return subprocess.run(
-            argv, env=head_environ(self.state_dir), capture_output=True, text=True, timeout=DEADLINE_S
-        )
+        return subprocess.run(argv, env=self.environ, capture_output=True, text=True, timeout=DEADLINE_S)
+
+    def do(self, *words: str) -> str:
+        """What such a command prints; it must exit with 0."""
+        done = self.ascendrun(*words)
+        if done.returncode:
+            raise CampaignError(f"{words}: {done.stdout}{done.stderr}")
+        return done.stdout
 
     def close(self) -> None:
         end_controller(self.cluster, self.state_dir)
@@ -57,10 +63,7 @@ class Hosts:
         }
         path = self.folder / f"{name}.yaml"
         path.write_text(json.dumps(job))
-        done = self.ascendrun("submit", path.name, "--detach", "-o", "json")
-        if done.returncode:
-            raise CampaignError(f"submit: {done.stdout}{done.stderr}")
-        return str(json.loads(done.stdout)["id"])
+        return str(json.loads(self.do("submit", path.name, "--detach", "-o", "json"))["id"])
 
     def submit(self, training: Training, home: str) -> Job:
         """`home`: the folder on the nodes that keeps checkpoints and results over all starts."""
@@ -110,10 +113,7 @@ class Job:
         self.run = str(self.show()["run"])
 
     def show(self) -> dict[str, Any]:
-        done = self.hosts.ascendrun("show", self.name, "-o", "json")
-        if done.returncode:
-            raise CampaignError(f"show: {done.stdout}{done.stderr}")
-        return dict(json.loads(done.stdout))
+        return dict(json.loads(self.hosts.do("show", self.name, "-o", "json")))
 
     def is_over(self) -> bool:
         """On the nodes themselves, cheaply: no rank that ran is there any more."""
