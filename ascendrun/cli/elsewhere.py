@@ -1,12 +1,16 @@
-"""Which commands run on another machine, and what they need of this one; the end of a command whose sender is gone."""
+"""Which commands run on another machine, and what they need of this one, or as another user; the end of a command whose
+sender is gone."""
 
 from __future__ import annotations
 
 import os
+import sys
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ascendrun.cluster.heads import other_head
 from ascendrun.core.settings import FORWARDED_VARIABLE
@@ -20,6 +24,8 @@ RUN_HERE = ("help", "completion", "man", "schema", "init", "demo", "sim", "confi
 """Commands that always run on the machine on which they were typed."""
 WRITES = ("fetch", "cp", "bundle", "report", "export", "verify", "metrics")
 """Commands that leave files in the working directory, or where an option names it."""
+READS = ("show", "explain", "logs")
+"""Commands for jobs of other users too: USER/JOB."""
 OF_A_MACHINE = ("run", "ensure", "move")
 """Actions of `controller` that are about the machine on which they were typed."""
 OF_A_STANDBY = (*OF_A_MACHINE, "standby", "role", "relay", "install", "uninstall")
@@ -27,7 +33,8 @@ OF_A_STANDBY = (*OF_A_MACHINE, "standby", "role", "relay", "install", "uninstall
 
 
 def run_elsewhere(ctx: click.Context) -> int | None:
-    """Run a command where it belongs and return its exit code; None: that is here. Raises UnreachableError."""
+    """Run a command where it belongs and return its exit code; None: that is here, for this user. Raises
+    AscendrunError."""
     name, settings, forwarded = str(ctx.command.name), ctx.obj.settings, ctx.obj.environ.get(FORWARDED_VARIABLE)
     action = ctx.params.get("action") if name == "controller" else None
     other = None if forwarded else other_head(settings, is_of_machine=action in OF_A_STANDBY)
@@ -36,7 +43,7 @@ def run_elsewhere(ctx: click.Context) -> int | None:
     if host is None or forwarded == "store" or (has_home and action in OF_A_MACHINE):
         if forwarded and not os.isatty(1):
             _end_with_sender()
-        return None
+        return _print_of_other(ctx) if name in READS and "/" in ctx.params["job"] else None
     from ascendrun.cluster.forward import Errand, run
 
     flags = [
@@ -47,6 +54,31 @@ def run_elsewhere(ctx: click.Context) -> int | None:
         _add_files(errand, ctx)
     errand.words = [*errand.words, *ctx.meta[WORDS]]
     return run(errand)
+
+
+def _print_of_other(ctx: click.Context) -> int:
+    """Print a job of another user as that user's controller prints it."""
+    from ascendrun.cli.output import sanitise
+
+    def write(text: str, is_error: bool) -> None:
+        target = sys.stderr if is_error else sys.stdout
+        target.write(sanitise(text))
+        target.flush()
+
+    given: dict[str, Any] = {}
+    for one in ctx.command.params:
+        name = str(one.name)
+        if name in ctx.params and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            given[max(one.opts, key=len)] = _as_word(ctx.params[name])
+    user, _, job = given.pop("job").rpartition("/")
+    return int(ctx.obj.cluster.queue.read(user, job, str(ctx.command.name), given, write))
+
+
+def _as_word(value: object) -> object:
+    """Return a parsed value as it is written on a command line; a flag as it is."""
+    if isinstance(value, float):
+        return datetime.fromtimestamp(value, timezone.utc).isoformat()
+    return ",".join(map(str, sorted(value))) if isinstance(value, (set, frozenset, tuple)) else value
 
 
 def _add_files(errand: Errand, ctx: click.Context) -> None:

@@ -41,6 +41,7 @@ def command(
     ascendrun explain finetune --attempt 1 --all
     ascendrun explain j-0001 --collect         # first fetch kernel, device and CANN logs from the nodes
     ascendrun explain j-0001 -o json | jq -r '.diagnosis.code, .diagnosis.confidence'
+    ascendrun explain alice/j-0001             # of another user, whose job file has visible: group
     """
     if collect:
         for host, problem in ctx.cluster.diagnosis.collect(job, attempt=attempt):

@@ -109,6 +109,7 @@ def command(
     ascendrun logs j-0001 --files                                       # all stored files and where they are
     ascendrun logs j-0001 --rank 3 --stream err --raw > rank3.err       # the exact bytes
     ascendrun logs -f j-0001 -o jsonl | jq -r 'select(.rank == 3) | .text'
+    ascendrun logs alice/j-0001 --tail 50        # of another user, whose job file has visible: group
     """
     streams = ("out", "err") if stream == "both" else (stream,)
     view = LogView(**choice, streams=streams, has_prefix=not no_prefix, folds=output is None)

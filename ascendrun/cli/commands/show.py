@@ -29,6 +29,7 @@ def command(ctx: CliContext, job: str, output: str | None) -> None:
     Examples:
     ascendrun show j-0001
     ascendrun show quickstart -o yaml          # by name: the live job of that name, else the newest
+    ascendrun show alice/j-0001                # of another user, whose job file has visible: group
     """
     detail = ctx.cluster.jobs.detail(job)
     if not out.print_record(detail, output):

@@ -232,6 +232,9 @@ class JobBody(Strict):
     """Files with NAME=value lines for secrets, relative to the job file. Read at each start and never stored."""
     labels: Mapping[Name, Word] = Field(default_factory=dict, examples=[{"project": "llm-7b"}])
     """Names for the accounting. `history --by project` sums the jobs with the same `project`."""
+    visible: Literal["owner", "group"] = Field("owner", examples=["group"])
+    """Who may read the job on a head with several users. group: all users of its shared queue, by `ascendrun show`,
+    `explain` and `logs`."""
     setup: Optional[str] = Field(None, min_length=1, examples=["source /usr/local/Ascend/ascend-toolkit/set_env.sh"])
     """Bash script that runs on every node before the command, in the same shell."""
     python: Optional[str] = Field(None, min_length=1, examples=["/opt/conda/bin/python"])

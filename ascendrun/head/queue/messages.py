@@ -1,8 +1,9 @@
-"""The messages between controllers, commands and the shared queue of a machine."""
+"""The messages between controllers, commands and the shared queue of a machine, and those of readers to controllers."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
@@ -104,3 +105,19 @@ class StopOther(Request[Done], op="queue-stop"):
     user: str
     job: str
     now: bool = False
+
+
+class ReadEnded(Message):
+    """Reply to ReadJob. `code`: exit code of the command."""
+
+    code: int
+
+
+class ReadJob(Request[ReadEnded], op="queue-read"):
+    """Print a job of the controller's user for another one. `command`: show, explain or logs; `options`: its values by
+    flag, True: a flag without a value; `lang`: the language of the text."""
+
+    job: str
+    command: str
+    options: Mapping[str, Any]
+    lang: str
