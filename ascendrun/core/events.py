@@ -41,6 +41,7 @@ _EVENT_TYPES = (
     EventType("job-rebuilt", Severity.WARNING),
     EventType("standby-in-sync", Severity.INFO),
     EventType("standby-out-of-sync", Severity.WARNING),
+    EventType("standby-missing", Severity.WARNING),
     EventType("state-changed", Severity.INFO),
     EventType("completed", Severity.INFO),
     EventType("diagnosed", Severity.INFO),

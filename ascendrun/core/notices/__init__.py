@@ -28,6 +28,8 @@ _STATE_KINDS: Mapping[str, str] = {
     State.FAILED.value: "failed",
     State.BACKOFF.value: "retrying",
 }
+_HEAD_KINDS = frozenset({"standby-missing"})
+"""Of events that belong to no job."""
 _EVENT_KINDS = frozenset({"straggler", "hang", "unreachable", "reachable", "gave-up", "restart-waits"})
 
 ON: Mapping[str, frozenset[str]] = {
@@ -36,6 +38,7 @@ ON: Mapping[str, frozenset[str]] = {
         for kind in ("started", "succeeded", "stopped", "failed", "retrying", "gave-up", "straggler", "hang")
     },
     "waits": frozenset({"restart-waits"}),
+    "standby": _HEAD_KINDS,
     "ended": frozenset({"succeeded", "stopped", "failed"}),
     "unreachable": frozenset({"unreachable", "reachable"}),
 }
@@ -43,12 +46,13 @@ ON: Mapping[str, frozenset[str]] = {
 
 DEFAULT_JOBS = ("*", "!deep")
 """All jobs except the small jobs of `doctor --deep`."""
-BAD_KINDS = frozenset({"failed", "unreachable", "straggler", "hang", "gave-up", "restart-waits"})
+BAD_KINDS = frozenset({"failed", "unreachable", "straggler", "hang", "gave-up", "restart-waits"}) | _HEAD_KINDS
 
 
 @dataclass(frozen=True)
 class Notice:
-    """A notification about an event of a job. `id`: equal for the same event, also when sent twice.
+    """A notification about an event of a job, or of the head (`job` is None). `id`: equal for the same event, also when
+    sent twice.
 
     `reason`: why the state changed, or the message of the event. `event`: what it is about, None: a test.
     `head`: host name of the head node. Times are UTC seconds.
@@ -109,7 +113,7 @@ class Target:
         if notice.kind == "test":
             return True
         kinds = set(self.suffixes) if self.type == "deadman" else {kind for name in self.events for kind in ON[name]}
-        return notice.kind in kinds and self.is_for(notice.name or "", notice.job or "")
+        return notice.kind in kinds and (notice.job is None or self.is_for(notice.name or "", notice.job))
 
     def is_for(self, name: str, job_id: str) -> bool:
         """Return whether `jobs` matches the job; if all globs exclude, all other jobs match."""
@@ -134,12 +138,16 @@ class NoticeSettings:
         return next((target for target in self.targets if target.type == "deadman"), None)
 
 
-def notice_of(job: Job, item: JobEvent, *, head_id: str, head: str) -> Notice | None:
-    """Return the notification about an event of a job; None: it makes none.
+def notice_of(job: Job | None, item: JobEvent, *, head_id: str, head: str) -> Notice | None:
+    """Return the notification about an event of a job, or of none; None: it makes none.
 
     A state change makes one notification per job, attempt and state, also if decided repeatedly.
     """
     event = item.event
+    if job is None:
+        mark = f"{head_id}/{event.code}/{item.number}"
+        made = Notice(mark, event.code, event.at_s, event.message(), head, event)
+        return made if event.code in _HEAD_KINDS else None
     if event.code == "state-changed":
         state, reason = str(event.values.get("state")), event.values.get("reason")
         is_held = state == State.BACKOFF.value and event.values.get("cause") == "held"  # nothing failed
@@ -197,6 +205,7 @@ _ADVICE: Mapping[str, str] = {
     "straggler": "ascendrun top",
     "hang": "ascendrun stacks {job}",
     "unreachable": "ascendrun show {job}",
+    "standby-missing": "ascendrun controller status",
 }
 
 

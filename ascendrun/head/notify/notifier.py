@@ -87,15 +87,16 @@ class Notifier:
         for name in names:
             self._ensure_thread(name)
 
-    def outbox(self, job: Job, events: Sequence[JobEvent]) -> list[tuple[str, str, str]]:
-        """Return the notifications for new events of a job; called within the transaction that stores the events."""
+    def outbox(self, job: Job | None, events: Sequence[JobEvent]) -> list[tuple[str, str, str]]:
+        """Return the notifications for new events of a job, None: of no job; called within the transaction that stores
+        the events."""
         try:
             return self._decide(job, events)
         except Exception:  # a failed notification must not keep a job from its next state
             self._log_exception()
             return []
 
-    def _decide(self, job: Job, events: Sequence[JobEvent]) -> list[tuple[str, str, str]]:
+    def _decide(self, job: Job | None, events: Sequence[JobEvent]) -> list[tuple[str, str, str]]:
         settings = self.settings()
         if settings is None:
             return []

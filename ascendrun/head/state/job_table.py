@@ -73,8 +73,9 @@ class RawRow(NamedTuple):
     is_drained: int
 
 
-Outbox = Callable[["Job", Sequence[JobEvent]], Sequence[tuple[str, str, str]]]
-"""(job, its new events) -> notifications as (id, name of the target, body); stored in the events' transaction."""
+Outbox = Callable[["Job | None", Sequence[JobEvent]], Sequence[tuple[str, str, str]]]
+"""(job, its new events; None: events of no job) -> notifications as (id, name of the target, body); stored in the
+events' transaction."""
 
 
 def _terminal_states() -> list[str]:
@@ -270,14 +271,22 @@ class JobTable:
         )
         if updated.rowcount != 1:
             raise sqlite3.DatabaseError(f"no row of {job.id}")
-        added = add_events(db, job.id, events)
+        self._add_events(db, job, events, now_s)
+        return text
+
+    def record(self, event: Event) -> None:
+        """Write an event that belongs to no job, and its notifications, in one transaction."""
+        with self._file.writing() as db:
+            self._add_events(db, None, [event], event.at_s)
+
+    def _add_events(self, db: sqlite3.Connection, job: Job | None, events: Sequence[Event], now_s: float) -> None:
+        added = add_events(db, "" if job is None else job.id, events)
         for notice_id, target, body in self.outbox(job, added) if self.outbox is not None and added else ():
             db.execute(
                 "INSERT OR IGNORE INTO notices (id, target, job, body, made_at_s, state, due_at_s)"
                 " VALUES (?, ?, ?, ?, ?, 'waiting', ?)",
-                (notice_id, target, job.id, body, now_s, now_s),
+                (notice_id, target, None if job is None else job.id, body, now_s, now_s),
             )
-        return text
 
     def _keep_record(self, job: Job, text: str) -> None:
         """Write a record that is being stored to record.json as well; without space the older one remains."""

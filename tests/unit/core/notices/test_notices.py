@@ -58,6 +58,15 @@ def test_a_state_that_people_wait_for_makes_a_notice(state: str, kind: str) -> N
     assert (found.kind, found.state, found.reason) == (kind, state, because("rejected", why="because"))
 
 
+def test_an_event_of_no_job_is_for_whom_asked_for_it_whatever_jobs_he_has() -> None:
+    names = {"head_id": "ab12", "head": "login1"}
+    found = notices.notice_of(None, JobEvent(3, "", Event("standby-missing", {"host": "b", "seconds": 600.0})), **names)
+    assert found is not None and (found.id, found.job) == ("ab12/standby-missing/3", None)
+    assert notices.Target("t", "generic", events=("standby",), jobs=("qwen*",)).selects(found)
+    assert not notices.Target("t", "generic").selects(found)
+    assert notices.notice_of(None, JobEvent(4, "", Event("standby-in-sync", {"host": "b"})), **names) is None
+
+
 @pytest.mark.parametrize(
     "made",
     [

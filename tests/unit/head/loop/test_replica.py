@@ -138,6 +138,24 @@ def test_what_is_done_waits_for_the_copy_of_what_was_stored(head: Head, tmp_path
     assert head.replica.status == numbers  # nothing changed: no message
 
 
+def test_a_message_without_the_change_does_not_stand_for_it(
+    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head.alone()
+    copy = Copy(tmp_path / "copy")
+    copy.follow(head)
+    copy.await_sync(head)
+    (job,) = submit(head.store, submission("job"))
+    head.do("answer")
+    monkeypatch.setattr(replicas, "BEAT_S", -1.0)
+    head.replica.tick()  # in the same turn of the loop
+    copy.take(head)
+    assert head.done == []
+    head.turn()
+    copy.take(head)
+    assert head.done == ["answer"] and jobs_in(tmp_path / "copy") == {job: State.QUEUED}
+
+
 def test_a_standby_that_does_not_acknowledge_is_left_only_when_the_voters_know(
     head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +180,25 @@ def test_a_standby_that_does_not_acknowledge_is_left_only_when_the_voters_know(
     copy.follow(head)
     copy.await_sync(head)
     assert len(jobs_in(tmp_path / "copy")) == 1
+
+
+def test_a_copy_that_stays_incomplete_is_reported_once(
+    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    head.store.jobs.outbox = lambda job, events: seen.extend(one.event.code for one in events) or []  # type: ignore
+    head.alone()
+    head.replica.tick()
+    assert seen == []
+    monkeypatch.setattr(replicas, "MISSING_S", -1.0)
+    for _ in range(2):
+        head.replica.tick()
+    assert seen == ["standby-missing"]
+    copy = Copy(tmp_path / "copy")
+    copy.follow(head)
+    copy.await_sync(head)
+    head.replica.tick()
+    assert seen == ["standby-missing", "standby-in-sync"]
 
 
 def test_a_packed_directory_is_there_before_the_job(head: Head, tmp_path: Path) -> None:
