@@ -25,15 +25,16 @@ ASK_S = 60.0
 def run_controller(settings: Settings) -> bool:
     """Run the controller until it ends. Return False immediately if another process already is the controller."""
     backends = Backends(settings, SshOptions(find_askpass(os.environ), settings.transport))
-    return daemon.run_controller(
-        settings.state_dir,
-        backends,
-        notifier=make_notifier,
-        retention=settings.retention,
-        idle_check_s=settings.idle_check_s,
-        shared_queue=settings.queue,
-        standby=find_standby(settings),
-    )
+    with daemon.reported_refusal(settings.state_dir):
+        return daemon.run_controller(
+            settings.state_dir,
+            backends,
+            notifier=make_notifier,
+            retention=settings.retention,
+            idle_check_s=settings.idle_check_s,
+            shared_queue=settings.queue,
+            standby=find_standby(settings),
+        )
 
 
 def find_standby(settings: Settings) -> Standby | None:

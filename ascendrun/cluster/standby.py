@@ -168,17 +168,23 @@ class Follower:
                 except AscendrunError as error:
                     self._tell(Text("standby.no-stream", "{host}: {why}", host=host, why=error.message))
                 except OSError as error:
-                    self._tell(Text("standby.no-copy", "cannot write the copy: {why}", why=str(error)))
-            if self._root.is_dir() and not read_values(self._root / STATE_FILE).get("stopped"):
-                self.take_over()
+                    self._tell_unwritten(error)
+            try:
+                if self._root.is_dir() and not read_values(self._root / STATE_FILE).get("stopped"):
+                    self.take_over()
+            except OSError as error:
+                self._tell_unwritten(error)
             time.sleep(AGAIN_S)
 
     def take_over(self, *, may_lose: bool = False) -> None:
-        """Become the head if most voters grant it; else report why not. `may_lose`: also with an incomplete copy."""
+        """Become the head if most voters grant it; else report why not. `may_lose`: also with an incomplete copy.
+        Raises ConflictError: the voters are others than those of the head. Raises OSError: the copy cannot be
+        written."""
         head = HeadFile.load(self._root)
         if head is None:
             self._tell(Text("standby.empty", "this machine has no copy of a head"))
             return
+        self._standby.require_voters(head.voters)
         self._take_lock()
         kept = read_values(self._root / STATE_FILE)
         instance = str(kept.get("instance") or os.urandom(8).hex())
@@ -249,6 +255,9 @@ class Follower:
         finally:
             process.kill()
             process.wait()
+
+    def _tell_unwritten(self, error: OSError) -> None:
+        self._tell(Text("standby.no-copy", "cannot write the copy: {why}", why=str(error)))
 
     def _tell(self, text: Text) -> None:
         if text != self._last:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Optional, Tuple
@@ -10,7 +10,7 @@ from typing import Annotated, Optional, Tuple
 from pydantic import ConfigDict, Field
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.errors import InvalidInputError, Problem
+from ascendrun.core.errors import ConflictError, InvalidInputError, Problem
 from ascendrun.core.hosts import Host
 from ascendrun.core.reader.model_reader import read_model
 from ascendrun.core.reader.strict import Strict
@@ -36,6 +36,20 @@ class Standby:
     @property
     def majority(self) -> int:
         return len(self.voters) // 2 + 1
+
+    def require_voters(self, known: Sequence[str]) -> None:
+        """Raise ConflictError if the term was granted by other voters, `known` (empty: not recorded): a majority of
+        these and one of those may have no host in common."""
+        names = [host.name for host in self.voters]
+        if known and set(known) != set(names):
+            raise ConflictError.of(
+                "standby.other-voters",
+                "expected voters {known}, got {voters}: the voters of a head are fixed while it has a standby",
+                "restore `voters` in {file}, or change them as docs/standby.md shows",
+                known=list(known),
+                voters=names,
+                file=self.file,
+            )
 
 
 class StandbyModel(Strict):

@@ -17,6 +17,7 @@ from test_head_bad_days import long_job
 
 from ascendrun.cluster import Cluster
 from ascendrun.cluster.install import install, installed, key_of, uninstall
+from ascendrun.core.errors import AscendrunError
 from ascendrun.core.jobs.job import Job
 from ascendrun.head.loop.daemon import is_running, start_controller
 from ascendrun.head.loop.guard import should_run
@@ -208,6 +209,24 @@ def test_a_command_that_starts_a_controller_reports_why_it_refuses(head: Head) -
     message = caught.value.message
     assert isinstance(message, Text) and (message.key, message.values["found"]) == ("store.newer", newer)
     assert caught.value.hint is not None and caught.value.exit_code == 8
+
+
+BLOCK = "{heads: [me@h1, me@h2], hostfile: %s/all.hosts, voters: [n1, n2, %s]}"
+
+
+@pytest.mark.parametrize(("voter", "code"), [("n3", "conflict"), ("n9", "invalid-input")])
+def test_a_command_reports_why_a_controller_refuses_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, voter: str, code: str
+) -> None:
+    with Store.open(tmp_path / "state") as store:
+        store.update_head(term=1, voters=["n1", "n2", "n4"])
+    (tmp_path / "all.hosts").write_text("n1\nn2\nn3\nn4\n")
+    (tmp_path / "ascendrun").mkdir()
+    (tmp_path / "ascendrun/config.yaml").write_text(f"standby: {BLOCK % (tmp_path, voter)}\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    with pytest.raises(AscendrunError) as caught:
+        start_controller(tmp_path / "state", deadline_s=DEADLINE_S)
+    assert caught.value.code == code
 
 
 def test_every_state_directory_has_its_own_entry(fake_cron: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import queue
 from collections.abc import Mapping
 from dataclasses import field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Callable
 
 from ascendrun.core.dataclass import dataclass
@@ -62,10 +63,11 @@ class Voters:
 
     def claim(self, request: ClaimHead, *, timeout_s: float = CLAIM_S) -> Votes:
         """Claim a term, if most voters reply that they would grant it: a claim of few would only disturb the head."""
-        asked = self._ask(replace(request, asks=True), timeout_s)
-        return self._ask(request, timeout_s) if asked.is_granted else asked
+        asked = self.ask(replace(request, asks=True), timeout_s)
+        return self.ask(request, timeout_s) if asked.is_granted else asked
 
-    def _ask(self, request: ClaimHead, timeout_s: float) -> Votes:
+    def ask(self, request: ClaimHead, timeout_s: float = CLAIM_S) -> Votes:
+        """Return the votes once a majority grants the claim, all voters have replied, or the time is over."""
         replies: queue.SimpleQueue[tuple[str, Reply[Vote]]] = queue.SimpleQueue()
         for host in self._standby.voters:
             done = partial(lambda name, reply: replies.put((name, reply)), host.name)
@@ -123,6 +125,23 @@ def claim_first(backend: Backend, standby: Standby, store: StoreFile) -> None:
         count=len(standby.voters),
         file=standby.file,
     )
+
+
+def note_superseded(backend: Backend, standby: Standby, state_dir: Path) -> None:
+    """Write into head.json that another machine continues, if a voter has seen a higher term. Call it before the store
+    is opened: a superseded head writes nothing to it. Raises OSError."""
+    head = HeadFile.load(state_dir)
+    if head is None or not head.term or head.superseded is not None:
+        return
+    voters = Voters(backend, standby)
+    try:
+        own = head.head_id, head.term, head.instance, os.uname().nodename
+        votes = voters.ask(ClaimHead(*own, standby.lease_s, asks=True)).votes.values()
+    finally:
+        voters.close()
+    newer = next((vote for vote in votes if isinstance(vote, Vote) and vote.term > head.term), None)
+    if newer is not None:
+        replace(head, superseded=newer.host).write(state_dir)
 
 
 class HeadLease:

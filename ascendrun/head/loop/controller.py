@@ -124,15 +124,17 @@ class Controller:
 
     def _take_term(self, backend: Backend, standby: Standby | None) -> tuple[Fence | None, HeadLease | None]:
         """Return what this head shows to nodes, None: it never had a standby, and its lease, None: it needs none."""
-        if standby is None and not self._store.update_head().term:
+        head = self._store.update_head()
+        if standby is None and not head.term:
             return None, None
         from ascendrun.head.agents.lease import FixedTerm, HeadLease, claim_first
 
         if standby is None:
-            return FixedTerm(self._store.head_id, self._store.update_head().term), None
-        if not self._store.update_head().term:
+            return FixedTerm(head.head_id, self._store.update_head(voters=()).term), None
+        standby.require_voters(head.voters)
+        if not head.term:
             claim_first(backend, standby, self._store)
-        host, head = os.uname().nodename, self._store.update_head()
+        host, head = os.uname().nodename, self._store.update_head(voters=[host.name for host in standby.voters])
         lease = HeadLease(standby, head, host, lambda vote: give_up(self._store, vote.host))
         return lease, lease
 

@@ -126,6 +126,7 @@ def run_controller(
 ) -> bool:
     """Run the controller until it ends; return False immediately if another process already is the controller. Raises
     SupersededError: another machine continues as this head."""
+    from ascendrun.head.agents.lease import note_superseded
     from ascendrun.head.loop.controller import IDLE_S, Controller
     from ascendrun.head.notify.notifier import Notifier
 
@@ -145,22 +146,20 @@ def run_controller(
     with _locked(state_dir) as lock_fd:
         if lock_fd is not None:
             idle_s = float(os.environ.get(IDLE_VARIABLE) or IDLE_S)
-            try:
-                refuse_superseded(state_dir)
-                controller = Controller(
-                    state_dir,
-                    backend,
-                    idle_s=idle_s,
-                    notifier=notifier or Notifier,
-                    retention=retention,
-                    idle_check_s=idle_check_s,
-                    shared_queue=shared_queue,
-                    standby=standby,
-                )
-            except AscendrunError as error:  # for the command that started this process
-                with suppress(OSError):
-                    write_json(str(state_dir / REFUSAL_NAME), error.to_json(), durable=False)
-                raise
+            if standby is not None:
+                with suppress(OSError):  # the first renewal learns it too
+                    note_superseded(backend, standby, state_dir)
+            refuse_superseded(state_dir)
+            controller = Controller(
+                state_dir,
+                backend,
+                idle_s=idle_s,
+                notifier=notifier or Notifier,
+                retention=retention,
+                idle_check_s=idle_check_s,
+                shared_queue=shared_queue,
+                standby=standby,
+            )
             sys.setswitchinterval(SWITCH_S)
             controller.run()
             if controller.restarts:
@@ -180,6 +179,17 @@ def refuse_superseded(state_dir: Path) -> None:
 SWITCH_S = 0.0005
 """Python lets a busy thread run for 5 ms: while a thousand hosts connect, the loop waits so long after each system
 call."""
+
+
+@contextmanager
+def reported_refusal(state_dir: Path) -> Iterator[None]:
+    """Write the error with which a controller does not start, for the command that started its process."""
+    try:
+        yield
+    except AscendrunError as error:
+        with suppress(OSError):
+            write_json(str(state_dir / REFUSAL_NAME), error.to_json(), durable=False)
+        raise
 
 
 def _read_refusal(state_dir: Path) -> AscendrunError | None:

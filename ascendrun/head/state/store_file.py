@@ -67,8 +67,8 @@ class HeadFile:
     lease of the last controller; a state.db with another lease is not the one that it wrote. `schema`: the version of
     state.db. `closed`: the stamp of state.db when that controller ended; None: it did not end in order. `term`: by
     which it acts on nodes, 0: it never had a standby; `instance`: random id of this machine's claim of it
-    (node/agent/terms.py). `superseded`: the machine that continues with a higher term, "": unknown, None: none
-    does."""
+    (node/agent/terms.py); `voters`: that grant it. `superseded`: the machine that continues with a higher
+    term, "": unknown, None: none does."""
 
     head_id: str
     next_number: int
@@ -77,6 +77,7 @@ class HeadFile:
     closed: list[int] | None = None
     term: int = 0
     instance: str = ""
+    voters: tuple[str, ...] = ()
     superseded: str | None = None
 
     @classmethod
@@ -208,12 +209,17 @@ class StoreFile(Database):
             self._folder = None
 
     def update_head(
-        self, *, term: int | None = None, instance: str | None = None, superseded: str | None = None
+        self,
+        *,
+        term: int | None = None,
+        instance: str | None = None,
+        voters: Sequence[str] | None = None,
+        superseded: str | None = None,
     ) -> HeadFile:
         """Return head.json of the controller that has the lease, with new values of those given. Raises
         StoreUnusableError."""
         assert self._head is not None, "opened for reading"
-        given = {"term": term, "instance": instance, "superseded": superseded}
+        given = {"term": term, "instance": instance, "voters": voters, "superseded": superseded}
         changed = load_dataclass(HeadFile, {**asdict(self._head), **{k: v for k, v in given.items() if v is not None}})
         if changed != self._head:
             with self.raising_unusable(self.path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ascendrun.core.errors import InvalidInputError
+from ascendrun.core.errors import ConflictError, InvalidInputError
 from ascendrun.core.standby_settings import LEASE_S, Standby, read_standby
 from ascendrun.head.state.user_files import load_settings, read_hostfile
 from ascendrun.node.agent.terms import LONGEST_S
@@ -42,3 +42,12 @@ def test_problems_are_one_report(tmp_path: Path, block: str, count: int) -> None
     with pytest.raises(InvalidInputError) as caught:
         load(tmp_path, f"standby: {block}")
     assert len(caught.value.problems) == count, caught.value.problems
+
+
+def test_the_voters_of_a_term_cannot_be_replaced(tmp_path: Path) -> None:
+    standby = load(tmp_path, GOOD)
+    assert standby is not None
+    for known in ((), ("n3", "n1", "n2")):
+        standby.require_voters(known)
+    with pytest.raises(ConflictError):
+        standby.require_voters(("n1", "n2", "n4"))
