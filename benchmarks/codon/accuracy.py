@@ -9,10 +9,8 @@ codons of its residue:
 
     frequencies      of the codons in the training sequences of the organism
     previous, next   of the codons by the residue before or after, drawn towards the frequencies
+    counts           the table of the model's context before the training: both sides together
     protein          the model, all codons masked: what `--mode=optimize` uses
-    passes           the model in PASSES passes: each predicts a part of the codons, chosen at random and before any is
-                     known, from the protein and the true codons of the parts before. The product is a likelihood of
-                     the sequence: over all sequences of a protein it sums to 1
 
 Each difference has its interval of 95 % over genes: the same RESAMPLES bootstrap samples for all. Trains with each
 seed, about 14 minutes of CPU each; `--seeds` without a number compares the tables only. Writes results/accuracy.json.
@@ -23,19 +21,21 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 import torch
 from torch.nn import functional
 
 from ascendrun.programs.codon.__main__ import OPTIONS
+from ascendrun.programs.codon.context import SMOOTHING, Context, fill
 from ascendrun.programs.codon.files import load_stored
-from ascendrun.programs.codon.genes import MASKS, Array, Genes, read_genes
-from ascendrun.programs.codon.model import CodonModel, batch_of
+from ascendrun.programs.codon.genes import Array, Genes, read_genes
+from ascendrun.programs.codon.model import batch_of, hidden
 from ascendrun.programs.codon.train import ALLOWED
-from ascendrun.programs.codon.vocabulary import FIRST_CODON, ORGANISMS
+from ascendrun.programs.codon.vocabulary import ORGANISMS
 from ascendrun.programs.trainer.options import parse, read_table
 from benchmarks.codon.tables import Seen, losses
 from benchmarks.stages import run_stage, write_result
@@ -43,12 +43,13 @@ from benchmarks.stages import run_stage, write_result
 NEW = "Yarrowia lipolytica"
 MODEL = {
     "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 2048, "dropout": 0,
+    "context_residues": 2,
 }  # fmt: skip
 TRAINING = {
-    "learning_rate": 2e-3, "global_batch_size": 4, "num_train_epochs": 4, "mask_schedule": "cosine",
-    "val_size": 0.01, "save_steps": 0, "logging_steps": 100, "dtype": "float32",
+    "learning_rate": 4e-3, "global_batch_size": 8, "max_steps": 1200, "mask_schedule": "full",
+    "val_size": 0.01, "eval_steps": 400, "save_steps": 0, "logging_steps": 100, "dtype": "float32",
 }  # fmt: skip
-PASSES, ROWS, RESAMPLES = 8, 8, 1000
+ROWS, RESAMPLES = 8, 1000
 
 
 def main() -> None:
@@ -60,6 +61,10 @@ def main() -> None:
     train, val, test = (read(data / f"cds_{name}.csv.gz") for name in ("train", "val", "test"))
     seen, known, asked_of = (Seen.of(genes, range(len(genes))) for genes in (train, val, test))
     by_gene, smoothing = losses(seen, known, asked_of, len(test.names))
+    context = Context(len(train.names), MODEL["context_residues"])
+    context.table.weight.data.zero_()
+    fill(context, replace(train, is_val=np.zeros(len(train), bool)))
+    by_gene["counts"] = model_losses(lambda ids, organisms, segments, places: context(ids, organisms, places), test)
     seeds = {}
     for seed in asked.seeds:
         with tempfile.TemporaryDirectory() as name:
@@ -68,10 +73,9 @@ def main() -> None:
                 output_dir="out", **MODEL, **TRAINING,
             )  # fmt: skip
             model = load_stored(Path(name) / "out" / "best").make().eval()
-        own = {"protein": model_losses(model, test, 1), "passes": model_losses(model, test, PASSES)}
-        seeds[seed] = compare({**by_gene, **own}, test, "protein", list(by_gene))
-    tables = compare(by_gene, test, "next", ["frequencies", "previous"])
-    settings = {"smoothing": smoothing, "passes": PASSES, **MODEL, **TRAINING}
+        seeds[seed] = compare({**by_gene, "protein": model_losses(model, test)}, test, "protein", list(by_gene))
+    tables = compare(by_gene, test, "counts", ["frequencies", "previous", "next"])
+    settings = {"smoothing": {**smoothing, "counts": SMOOTHING}, **MODEL, **TRAINING}
     result = {"tables": tables, "seeds": seeds, **settings}
     write_result(Path(__file__).with_name("results") / "accuracy.json", result)
 
@@ -81,31 +85,23 @@ def read(file: Path) -> Genes:
     return read_genes(options, ORGANISMS)
 
 
-def model_losses(model: CodonModel, genes: Genes, passes: int, *, seed: int = 0) -> Array:
-    """Return the nats of each gene in so many passes. Groups of codons follow from the seed and the gene alone."""
+def model_losses(model: Callable[..., torch.Tensor], genes: Genes) -> Array:
+    """Return the nats of each gene from its protein alone. `model`: with the arguments of CodonModel."""
     found = np.zeros(len(genes))
     order = np.argsort(-genes.lengths, kind="stable")
     for start in range(0, len(order), ROWS):
         numbers = order[start : start + ROWS]
         rows = [genes[number] for number in numbers]
-        groups = [np.random.default_rng([seed, int(number)]).integers(passes, size=len(ids)) for number, ids in
-                  zip(numbers, rows)]  # fmt: skip
-        for now in range(passes):
-            made = [
-                (
-                    np.where(group < now, ids, MASKS[ids]).astype(np.int64),
-                    np.where((group == now) & (ids >= FIRST_CODON), ids, -1),
-                )
-                for ids, group in zip(rows, groups)
-            ]
-            owners = np.repeat(numbers, [int((targets >= 0).sum()) for _, targets in made])
-            tensors = batch_of(rows, made, np.asarray(genes.organisms)[numbers]).tensors
-            targets = tensors.pop("targets")
-            if len(targets):
-                with torch.no_grad():
-                    logits = model(**tensors).float().masked_fill(~ALLOWED[targets], -torch.inf)
-                nats = functional.cross_entropy(logits, targets, reduction="none").double().numpy()
-                np.add.at(found, owners, nats)
+        made = [hidden(ids) for ids in rows]
+        owners = np.repeat(numbers, [int((targets >= 0).sum()) for _, targets in made])
+        tensors: dict[str, Any] = {
+            "segments": None,
+            **batch_of(rows, made, np.asarray(genes.organisms)[numbers]).tensors,
+        }
+        targets = tensors.pop("targets")
+        with torch.no_grad():
+            logits = model(**tensors).float().masked_fill(~ALLOWED[targets], -torch.inf)
+        np.add.at(found, owners, functional.cross_entropy(logits, targets, reduction="none").double().numpy())
     return found
 
 

@@ -14,7 +14,13 @@ SIZES = {
     ),
     "codon": [
         *("--mode=pretrain", "--hidden_size=32", "--num_hidden_layers=2", "--num_attention_heads=2", "--dropout=0"),
-        *("--learning_rate=0.003", "--global_batch_size=12", "--micro_batch_size=1", "--num_train_epochs=9"),
+        *(
+            "--context_residues=1",
+            "--learning_rate=0.003",
+            "--global_batch_size=12",
+            "--micro_batch_size=1",
+            "--num_train_epochs=9",
+        ),
     ],
     "nanochat": [
         *("--mode=base", "--data_path=generated", "--synthetic_documents=120", "--depth=3", "--aspect_ratio=16"),

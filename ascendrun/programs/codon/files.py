@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +13,8 @@ from typing import Any
 import torch
 
 from ascendrun.programs.codon import vocabulary as v
-from ascendrun.programs.codon.model import CodonModel, Config, with_organisms
+from ascendrun.programs.codon.context import Context
+from ascendrun.programs.codon.model import MODELLING, CodonModel, Config, with_organisms
 from ascendrun.programs.codon.vocabulary import ORGANISMS, Organisms
 from ascendrun.programs.errors import InvalidDataError
 from ascendrun.programs.trainer.checkpoint import replace_json, replace_text, replace_weights
@@ -58,8 +60,18 @@ def save_model(model: CodonModel, organisms: Organisms, folder: Path) -> None:
     weights = {name: weight.detach().float().cpu().contiguous() for name, weight in model.state_dict().items()}
     replace_weights(folder / WEIGHTS, weights)
     save_tokenizer(folder)
+    if model.context is not None:
+        replace_text(folder / f"{MODELLING}.py", modelling_source())
     replace_json(folder / TABLE, {"organisms": list(organisms.names)})
     replace_json(folder / CONFIG, model.config.as_json())
+
+
+def modelling_source() -> str:
+    """Return the file with which transformers reads a model with a context: it needs nothing of this package."""
+    own = Path(__file__).with_name("modelling.py").read_text(encoding="utf-8")
+    constants = {"PAD": v.PAD, "FIRST_CODON": v.FIRST_CODON, "MASK_OF": v.MASK_OF}
+    lines = "".join(f"{name} = {value!r}\n" for name, value in constants.items())
+    return own.replace(f"from {Context.__module__} import Context\n", f"{lines}\n\n{inspect.getsource(Context)}")
 
 
 def save_tokenizer(folder: Path) -> None:

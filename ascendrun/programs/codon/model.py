@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ascendrun.programs.codon import vocabulary as v
+from ascendrun.programs.codon.context import Context
 from ascendrun.programs.codon.genes import MASKS, Array
 from ascendrun.programs.codon.rules import BLOCK, BLOCK_SPARSE, FULL, RANDOM_BLOCKS, sparse_from
 from ascendrun.programs.devices.attention import Segments, attention
@@ -30,11 +31,16 @@ from ascendrun.text import listed
 ACTIVATIONS = {"gelu_new": "tanh", "gelu_pytorch_tanh": "tanh", "gelu": "none"}
 """How each approximates GELU."""
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+MODELLING = "modeling_codon"
+"""File of the classes for transformers, in the directory of a model with a context."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes of a model, named and with the defaults as in its config.json. `type_vocab_size`: organisms."""
+    """Sizes of a model, named and with the defaults as in its config.json. `type_vocab_size`: organisms.
+
+    `context_residues`: on each side, of the table that is added to the logits; 0: there is none.
+    """
 
     vocab_size: int = len(v.TOKENS)
     hidden_size: int = 768
@@ -53,6 +59,7 @@ class Config:
     block_size: int = BLOCK
     num_random_blocks: int = RANDOM_BLOCKS
     rescale_embeddings: bool = False
+    context_residues: int = 0
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Config:
@@ -74,8 +81,13 @@ class Config:
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of config.json for transformers."""
-        kinds = {"model_type": "big_bird", "architectures": ["BigBirdForMaskedLM"], "attention_type": "original_full"}
-        return {**kinds, **asdict(self), "sep_token_id": v.SEP, "bos_token_id": v.CLS, "eos_token_id": v.SEP}
+        kinds: dict[str, Any] = {"model_type": "big_bird", "architectures": ["BigBirdForMaskedLM"]}
+        if self.context_residues:
+            classes = {"AutoConfig": "CodonConfig", "AutoModelForMaskedLM": "CodonForMaskedLM"}
+            kinds = {"model_type": "codon", "architectures": [classes["AutoModelForMaskedLM"]]}
+            kinds["auto_map"] = {name: f"{MODELLING}.{each}" for name, each in classes.items()}
+        ends = {"sep_token_id": v.SEP, "bos_token_id": v.CLS, "eos_token_id": v.SEP}
+        return {**kinds, "attention_type": "original_full", **asdict(self), **ends}
 
 
 class Embeddings(nn.Module):
@@ -162,6 +174,7 @@ class CodonModel(nn.Module):
             {"embeddings": Embeddings(config), "encoder": nn.ModuleDict({"layer": layers}), "pooler": pooler}
         )
         self.cls = nn.ModuleDict({"predictions": Predictions(config)})
+        self.context = Context(config.type_vocab_size, config.context_residues) if config.context_residues else None
 
     @property
     def words(self) -> nn.Embedding:
@@ -196,8 +209,8 @@ class CodonModel(nn.Module):
         x = x[:, :width]
         if places is not None:
             x = x.flatten(0, 1)[places]
-        words = self.words.weight
-        return self.cls["predictions"](x, words)  # type: ignore[no-any-return]
+        logits: torch.Tensor = self.cls["predictions"](x, self.words.weight)
+        return logits if self.context is None else logits + self.context(ids, organisms, places)
 
     def full(self, segments: Segments | None) -> Callable[[int], Attend]:
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
@@ -219,7 +232,7 @@ class CodonModel(nn.Module):
 
 
 def make_model(config: Config, *, seed: int, **given: Any) -> CodonModel:
-    """Return a model with new weights, the same on all ranks: normal matrices, norms of 1, biases of 0.
+    """Return a model with new weights, the same on all ranks: normal matrices, norms of 1, biases and context of 0.
 
     `given`: more arguments of CodonModel.
     """
@@ -229,7 +242,7 @@ def make_model(config: Config, *, seed: int, **given: Any) -> CodonModel:
     chance = torch.Generator().manual_seed(seed_of(seed, 21))
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.ndim > 1:
+            if weight.ndim > 1 and not name.startswith("context."):
                 weight.normal_(0.0, config.initializer_range, generator=chance)
             else:
                 weight.fill_(1.0 if name.endswith("LayerNorm.weight") else 0.0)
@@ -240,12 +253,15 @@ def make_model(config: Config, *, seed: int, **given: Any) -> CodonModel:
 def with_organisms(
     weights: Mapping[str, torch.Tensor], config: Config, count: int
 ) -> tuple[dict[str, torch.Tensor], Config]:
-    """Return weights and sizes for more organisms: a new one starts from the mean of the others."""
-    name = "bert.embeddings.token_type_embeddings.weight"
+    """Return weights and sizes for more organisms: a new one starts from the mean of the others, without a context."""
+    name, context = "bert.embeddings.token_type_embeddings.weight", "context.table.weight"
     known = weights[name]
     new = known.mean(0, keepdim=True).expand(max(0, count - len(known)), -1)
-    grown = torch.cat([known, new])
-    return {**weights, name: grown}, replace(config, type_vocab_size=len(grown))
+    grown = {name: torch.cat([known, new])}
+    if context in weights:
+        rows = len(weights[context]) // len(known) * len(new)
+        grown[context] = functional.pad(weights[context], (0, 0, 0, rows))
+    return {**weights, **grown}, replace(config, type_vocab_size=len(known) + len(new))
 
 
 PAPER_LENGTHS = (1024, 3072, 4096)

@@ -13,7 +13,7 @@ from ascendrun.planner import rules
 from ascendrun.planner.models import RowsOfRanks, Shape, Workload, shape_of, steps_of
 from ascendrun.planner.training import PlanProblem, Raw, Rule, Training
 from ascendrun.programs.codon.asked import OPTIMIZES, check_optimization, is_file
-from ascendrun.programs.codon.vocabulary import LONGEST, ORGANISMS, TOKENS
+from ascendrun.programs.codon.vocabulary import CODONS, FIRST_CODON, LONGEST, ORGANISMS, TOKENS
 
 TRAINS = ("pretrain", "finetune")
 MEAN_TOKENS = 350.0
@@ -167,9 +167,11 @@ def flops_per_token(hidden: int, inner: int, layers: int, attended: float, learn
 
 @dataclass(frozen=True)
 class CodonShape(Shape):
-    """A BigBird: biases everywhere, two norms a layer, embeddings of positions and organisms, a layer of no use."""
+    """A BigBird: biases everywhere, two norms a layer, embeddings of positions and organisms, a layer of no use. With
+    `context_residues` on each side, also a table of codons by organism, distance and residue."""
 
     organisms: int
+    context_residues: int = 0
 
     @property
     def layer_weights(self) -> int:
@@ -179,7 +181,9 @@ class CodonShape(Shape):
     @property
     def outside(self) -> int:
         rows = self.vocabulary + (self.positions or 0) + self.organisms
-        return rows * self.hidden + 2 * self.hidden * (self.hidden + 1) + 4 * self.hidden + self.vocabulary
+        own = rows * self.hidden + 2 * self.hidden * (self.hidden + 1) + 4 * self.hidden + self.vocabulary
+        distances = 2 * self.context_residues + 1 if self.context_residues else 0
+        return own + self.organisms * distances * FIRST_CODON * len(CODONS)
 
 
 @dataclass(frozen=True)
@@ -203,6 +207,8 @@ def shape(training: Training) -> CodonShape | None:
         "num_hidden_layers": options["num_hidden_layers"],
         "num_attention_heads": options["num_attention_heads"],
         "max_position_embeddings": options["max_position_embeddings"],
+        "type_vocab_size": len(ORGANISMS.with_new(options["new_organisms"])),
+        "context_residues": options["context_residues"],
     }
     if options["base_model"]:
         raw = training.first(str(options["base_model"])) or {}
@@ -216,7 +222,8 @@ def shape_of_config(config: Mapping[str, Any]) -> CodonShape | None:
     """Return the sizes that a config.json describes; None: it lacks some."""
     found = shape_of({**config, "vocab_size": len(TOKENS), "tie_word_embeddings": True})
     organisms = int(config.get("type_vocab_size") or len(ORGANISMS))
-    return None if found is None else CodonShape(**vars(found), organisms=organisms)
+    context = int(config.get("context_residues") or 0)
+    return None if found is None else CodonShape(**vars(found), organisms=organisms, context_residues=context)
 
 
 def workload(training: Training) -> Workload | None:

@@ -20,6 +20,7 @@ from torch.nn import functional
 from ascendrun.planner.models import multiple_of, steps_of
 from ascendrun.programs import errors
 from ascendrun.programs.codon import vocabulary as v
+from ascendrun.programs.codon.context import fill
 from ascendrun.programs.codon.files import Stored, load_stored, save_model
 from ascendrun.programs.codon.genes import MASKS, REASONS, Array, Genes, facts_of, read_genes, save
 from ascendrun.programs.codon.model import CodonModel, Config, batch_of, hidden, make_model, masked, masked_for
@@ -131,7 +132,7 @@ def train_stage(options: Options, here: Runtime) -> None:
     genes = read_genes(options, known).known_to(known)
     here.check_same(genes.digest)
     introduce(genes, here)
-    model = start(options, stored, genes.names)
+    model = start(options, stored, genes)
     check_lengths(genes, model.config.max_position_embeddings)
     here.log(listed("program.codon-precision", reason=precision.reason))
     loop, task = loop_of(options, genes, model, precision, here)
@@ -206,12 +207,16 @@ def mean_attended(lengths: Array, model: CodonModel) -> float:
     return float(np.average(seen, weights=lengths))
 
 
-def start(options: Options, stored: Stored | None, organisms: Organisms) -> CodonModel:
+def start(options: Options, stored: Stored | None, genes: Genes) -> CodonModel:
     """Return the model at the beginning of a training, the same on all ranks."""
     given = {"recomputes": options["gradient_checkpointing"], "attention": options["attention"]}
     if stored is not None:
-        return stored.make(organisms=organisms, dropout=options["dropout"], **given)
-    return make_model(config_of(options, organisms), seed=options["seed"], **given)
+        model = stored.make(organisms=genes.names, dropout=options["dropout"], **given)
+    else:
+        model = make_model(config_of(options, genes.names), seed=options["seed"], **given)
+    if model.context is not None:
+        fill(model.context, genes)
+    return model
 
 
 def config_of(options: Options, organisms: Organisms) -> Config:

@@ -1,5 +1,7 @@
 """The model against transformers' BigBird, its files, and files of others."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -46,6 +48,13 @@ def test_the_default_model_has_the_guides_weights():
         has_bias=True, positions=4096, organisms=164,
     )  # fmt: skip
     assert shape.weights == count
+
+
+@pytest.mark.parametrize("reach, organisms", [(0, 164), (1, 164), (3, 165)])
+def test_the_plan_has_the_weights_of_a_model_with_a_context(reach, organisms):
+    config = replace(SMALL, context_residues=reach, type_vocab_size=organisms)
+    shape = plan.shape_of_config(config.as_json())
+    assert shape.weights == sum(weight.numel() for weight in make_model(config, seed=1).parameters())
 
 
 def test_logits_equal_those_of_transformers_with_padding(theirs):
@@ -150,6 +159,49 @@ def test_a_saved_model_is_read_by_transformers_and_back_to_the_bit(folder, tmp_p
     words = v.merge("MAV_", "ATGGCTGTGTAA")
     assert tokenizer(" ".join([*words, "X_UNK"]))["input_ids"] == v.ids_of([*words, "X_UNK"])
     assert tokenizer.model_max_length == 2048 and tokenizer.pad_token_id == v.PAD
+
+
+READ = """
+import sys, torch
+from transformers import AutoModelForMaskedLM, AutoTokenizer
+assert AutoTokenizer.from_pretrained("model")("m_unk __unk")["input_ids"] == IDS
+try:
+    AutoModelForMaskedLM.from_pretrained("model")
+except ValueError as error:
+    assert "trust_remote_code" in str(error)
+else:
+    raise AssertionError("a model without its context")
+model = AutoModelForMaskedLM.from_pretrained("model", trust_remote_code=True).eval()
+given = torch.load("given.pt")
+with torch.no_grad():
+    torch.save(model(**given).logits, "logits.pt")
+    labels = given["input_ids"].masked_fill(given["attention_mask"] == 0, -100)
+    assert model(**given, labels=labels).loss > 0
+model.save_pretrained("again")
+assert not any(name.startswith("ascendrun") for name in sys.modules)
+"""
+
+
+def test_a_model_with_a_context_is_read_by_transformers_alone_and_back_to_the_bit(tmp_path):
+    """In another process. Without its own code it is refused, as its logits would lack the context."""
+    model = make_model(replace(SMALL, context_residues=2), seed=1).eval()
+    model.context.table.weight.data.normal_(generator=torch.Generator().manual_seed(5))
+    files.save_model(model, v.ORGANISMS, tmp_path / "model")
+    ids, mask = torch.randint(5, 90, (2, 30), generator=torch.Generator().manual_seed(3)), torch.ones(2, 30).long()
+    ids[1, 20:], mask[1, 20:] = v.PAD, 0
+    organisms = torch.tensor([51, 3])
+    given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": organisms[:, None].expand(-1, 30)}
+    torch.save(given, tmp_path / "given.pt")
+    env = {"HF_HOME": str(tmp_path / "hf"), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    code = READ.replace("IDS", str(v.ids_of(["M_UNK", "__UNK"])))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    with torch.no_grad():
+        found = model(ids, organisms, Segments.of_rows([[30], [20]], 30))
+    assert (torch.load(tmp_path / "logits.pt") - found)[mask.bool()].abs().max() <= 1e-5
+    own, again = (files.load_stored(tmp_path / name) for name in ("model", "again"))
+    assert again.config == own.config and own.config.context_residues == 2
+    assert all(torch.equal(again.weights[name], own.weights[name]) for name in own.weights)
 
 
 def test_single_files_of_others_are_read(theirs, tmp_path):

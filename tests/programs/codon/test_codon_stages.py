@@ -21,6 +21,7 @@ SMALL = (
     "--num_hidden_layers=1",
     "--num_attention_heads=2",
     "--max_position_embeddings=128",
+    "--context_residues=1",
     "--learning_rate=0.01",
     "--global_batch_size=8",
     "--micro_batch_size=2",

@@ -319,6 +319,7 @@ OF_ONE = {
         "prepared_dir": st.sampled_from(["", "/data"]),
         "hidden_size": st.sampled_from([48, 100, 768]),
         "num_attention_heads": st.sampled_from([4, 12]),
+        "context_residues": st.integers(0, 2),
         "strategy": st.sampled_from(["auto", "ddp", "fsdp2", "hsdp", "zero3"]),
         "shard_size": st.integers(0, 4),
         "attention": st.sampled_from(["full", "block_sparse"]),
