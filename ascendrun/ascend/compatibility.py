@@ -86,6 +86,15 @@ def compare_versions(versions: Versions) -> tuple[VersionFact, ...]:
     return tuple(facts)
 
 
+def misfits_in(recorded: Mapping[str, Any]) -> tuple[VersionFact, ...]:
+    """Return the incompatible pairs by the facts of a node at a start (recorded_facts); () without torch_npu."""
+    packages = recorded.get("packages", {})
+    if not packages.get("torch-npu"):
+        return ()
+    known = Versions(packages["torch-npu"], packages.get("torch"), recorded.get("cann"), recorded.get("python"))
+    return tuple(one for one in compare_versions(known) if one.outcome == INCOMPATIBLE)
+
+
 def release_named(torch_npu: str) -> Release | None:
     """Return the row of a torch_npu version, ignoring its local part; None if not listed (a .dev build)."""
     return _releases().get(torch_npu.strip().partition("+")[0])

@@ -261,7 +261,7 @@ def test_one_rank_that_fails_alone_is_no_host_also_if_it_is_alone_there() -> Non
         ("AssertionError: 25 is not divisible by 4", "choose sizes that divide"),
         ("ValueError: remaining_argv: ['--use_x']", "remove or rename the option"),
         ("RuntimeError: Actual DeviceType is: cpu", "on the device of the rank"),
-        ("RuntimeError: Failed to find function HcclNew", "set_env.sh of CANN"),
+        ("RuntimeError: Failed to find function HcclNew", "source its set_env.sh"),
         ("RuntimeError: Unsupported Soc Version: Ascend310P3", "the build for this chip"),
         ("mylib.QueueError: Name or service not known", "getent hosts"),
         ("RuntimeError: HcclCommInitRootInfo failed. | Error Number 2", "HCCL_BUFFSIZE"),

@@ -29,7 +29,9 @@ DOMAINS = (
 )  # fmt: skip
 """Where a failure lies. environment: versions, libraries, paths; resource: ports, limits, held devices; access: logins
 and services; outside: signals and schedulers; silent: waits and hangs; collectives: ranks that disagree."""
-SOFT = frozenset({"concepts", "exits", "frameworks", "packages", "plog", "scope", "services", "statuses", "torch_npu"})
+SOFT = frozenset(
+    {"concepts", "exits", "frameworks", "owners", "packages", "plog", "scope", "services", "statuses", "torch_npu"}
+)
 """Vocabularies whose values are never certain."""
 
 
@@ -86,9 +88,9 @@ def value_of(name: str, key: str) -> Value | None:
     """Return a value of a vocabulary; of ranges the longest. None: the vocabulary has no such value."""
     table = vocabulary(name)
     for end in range(len(key), 0, -1):
-        found = table.get(key) if end == len(key) else table.get(f"{key[:end]}*")
+        found = (table.get(key) if end == len(key) else None) or table.get(f"{key[:end]}*")
         if found is not None:
-            return replace(found, key=key, is_family=end < len(key) or found.is_family)
+            return replace(found, key=key, is_family=key not in table or found.is_family)
     return None
 
 
@@ -226,6 +228,15 @@ def concepts_in(text: str) -> Iterator[Value]:
         found = _compiled(key).search(text)
         if found is not None:
             yield replace(value, key=found.group())
+
+
+def lacking_in(text: str) -> Iterator[Value]:
+    """Yield the owner of each module, library or symbol that a text reports as missing: it gives the fix."""
+    for found in wording("lacks").finditer(text):
+        kind = str(found.lastgroup)
+        value = value_of("owners", found[kind]) or value_of("owners", f"any {kind.rstrip('0123456789')}")
+        if value is not None:
+            yield value
 
 
 @cache

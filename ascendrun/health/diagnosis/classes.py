@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ascendrun.ascend import vocabularies
+from ascendrun.ascend.compatibility import misfits_in
 from ascendrun.ascend.signatures import signature_of
 from ascendrun.ascend.vocabularies import Value, deepest, is_error_line, says, value_of, value_of_row, wording
 from ascendrun.core.jobs.job import Exit
@@ -52,6 +53,8 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
     is_vague = not told or (row is not None and row.role != "cause" and told[0].domain != "silent")
     if is_vague or vocabularies.is_open(winner.code):
         told += _said_by(winner, first)
+    printed = [text for one in first for text in (*one.said, *(line.text for line in one.details))]
+    told += vocabularies.lacking_in("\n".join((*(proof.line for proof in winner.proofs), *printed)))
     is_wide = scope in ("all", "host")  # software differs between hosts, not between the ranks of one
     if is_wide and any(_is_of_versions(text, one) for one in first for text in one.said):
         told.append(Value("exceptions", "versions", "environment", depth=2, is_family=True, fix="versions"))
@@ -67,15 +70,19 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
     if row is not None and any(one.is_hard and one.domain != domain for one in _other_codes(winner, first)):
         found = replace(found, confidence=Confidence.LIKELY, caveats=(*found.caveats, caveat("two-codes")))
     differences = differences_of(evidence, winner.hosts, domain) if scope == "host" else ()
+    host = winner.hosts[0] if winner.hosts and domain == "environment" else ""
+    unfit = misfits_in(evidence.host(host).facts)
+    misfits = (Proof(one.message, host=host) for one in unfit if one.message is not None)
     return replace(
         found,
+        values={**found.values, **({"misfit": unfit[0].hint or ""} if unfit else {})},
         domain=domain,
         scope=scope,
         phase=phase,
         why=tuple(dict.fromkeys(values))[:MOST_VALUES],
         reason_grade=_grade_of(values, found.confidence if passed is False else Confidence.LIKELY, winner.code),
         retry=retry_of(winner.code, scope=scope, domain=domain),
-        evidence=(*found.evidence, *differences),
+        evidence=(*found.evidence, *misfits, *differences),
     )
 
 
@@ -106,7 +113,8 @@ def code_value(code: str) -> Value | None:
 def _said_by(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Value]:
     """Yield what the first ranks say, and how they ended."""
     said = [text for one in first for text in one.said] or [proof.line for proof in winner.proofs]
-    names = [name for key in ("message", "root") for name in _classes_in(str(winner.values.get(key, "")))]
+    raised = [str(winner.values[key]) for key in ("message", "root") if key in winner.values]
+    names = [name for text in raised for name in (text.partition(":")[0], *wording("inner-class").findall(text))]
     kinds = [vocabularies.class_of(name) for name in names if winner.code == "exception"]
     states = any(one.domain == "program" and one.depth in (0, 1) for one in kinds)
     libraries = [value for one in first for value in _libraries_of(one)]
@@ -132,15 +140,6 @@ def _said_by(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Value]:
         ended = value_of("exits", str(winner.values.get(key)))
         if ended is not None and winner.code != "exception":
             yield ended
-
-
-def _classes_in(message: str) -> Iterator[str]:
-    """Yield the class of an exception, and those that its message begins with: what it wraps."""
-    name, _, rest = message.partition(":")
-    while name:
-        yield name
-        inner = wording("inner-class").match(rest)
-        name, rest = (inner[1], rest[inner.end() :]) if inner is not None else ("", "")
 
 
 def _libraries_of(one: RankTimeline) -> Iterator[Value]:

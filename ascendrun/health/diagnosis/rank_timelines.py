@@ -13,7 +13,7 @@ from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, moment, with_stamps
 from ascendrun.health.diagnosis.lines import rank_lines
 from ascendrun.health.diagnosis.lines.exits import exit_indicator
-from ascendrun.health.diagnosis.lines.fatal import Fatal
+from ascendrun.health.diagnosis.lines.fatal import MESSAGE_LINES, Fatal
 from ascendrun.health.diagnosis.lines.rank_lines import PeerLine, RankLines, find_peer_lines, is_specific
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, is_library, unfold, without_colours
 
@@ -22,9 +22,9 @@ from ascendrun.health.diagnosis.lines.tracebacks import Chain, is_library, unfol
 class RankTimeline:
     """One rank. `own`: the best reason for its end in its own output, None: not found. `messages`: its reports
     about others before it was stopped. `waited`: effect of others, as in peers.PeerLine.wait. `survived`:
-    as RankLines.survived. `said`, `frames`: all lines of the exceptions' messages, and of their tracebacks. `details`:
-    errors that it logged just before them, or before its end. `is_torn`: a traceback is not whole. `worked_until`:
-    its last ordinary output."""
+    as RankLines.survived. `said`, `frames`: all lines of the exceptions' messages, else of a known report, and of their
+    tracebacks. `details`: errors that it logged just before them, or before its end. `is_torn`: a traceback is not
+    whole. `worked_until`: its last ordinary output."""
 
     rank: RankEvidence
     own: result.Suspect | None
@@ -75,13 +75,23 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
         waited=suffered.wait if suffered else None,
         waited_at=None if suffered is None else moment(evidence, rank.host, suffered.line.at_s),
         survived=fatal.survived(),
-        said=tuple(fatal.lines[index].text for one in raised for index in fatal.message_of(one)),
+        said=tuple(fatal.lines[index].text for index in _report(fatal, own)),
         frames="\n".join(fatal.lines[index].text for one in raised for index in range(one.first, one.last)),
         plog=tuple(plog),
         details=tuple(_details(fatal)),
         is_torn=bool(fatal.torn) or _may_lack_others(fatal),
         worked_until=moment(evidence, rank.host, fatal.worked_until_s),
     )
+
+
+def _report(fatal: Fatal, own: result.Suspect | None) -> Iterator[int]:
+    """Yield the lines of the exceptions' messages; without an exception the known line, and those that follow it."""
+    if fatal.chain is not None:
+        yield from (index for one in fatal.chain.leading for index in fatal.message_of(one))
+    elif own is not None and own.proofs and own.proofs[0].file is not None:
+        proof, lines = own.proofs[0], list(enumerate(fatal.lines))
+        first = [at for at, line in lines if line.offset == proof.offset and line.text.strip() == proof.text][-1:]
+        yield from (at for at, _ in (lines[first[0] :] if first else ())[:MESSAGE_LINES])
 
 
 def _may_lack_others(fatal: Fatal) -> bool:

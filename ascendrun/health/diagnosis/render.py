@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from ascendrun.ascend.signatures import Description, scan, signature_of, strongest
 from ascendrun.ascend.vocabularies import is_of_several, is_open
-from ascendrun.health.diagnosis.result import ChainLink, Diagnosis, Proof, Role
+from ascendrun.health.diagnosis.result import Diagnosis, Proof, Role
 from ascendrun.health.hints import fitting
 from ascendrun.text import Rendered, Text, language, listed, template_of, translations
 from ascendrun.text.format import label_ranks
@@ -42,7 +42,7 @@ def render(diagnosis: Diagnosis, lang: str | None = None) -> Diagnosis:
         message=message,
         cause=sentences.cause,
         hint=sentences.hint,
-        chain=tuple(replace(link, message=_end_of(link, lang)) for link in diagnosis.chain),
+        chain=tuple(replace(link, message=_short(link.code, link.values, lang, link.role)) for link in diagnosis.chain),
         alternatives=tuple(
             replace(alternative, message=_short(alternative.code, alternative.values, lang))
             for alternative in diagnosis.alternatives
@@ -64,6 +64,8 @@ def _string(value: str | Rendered, lang: str) -> str:
 
 
 def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> Description:
+    fits = {**diagnosis.given, "domain": diagnosis.domain}
+    misfit = [values["misfit"]] if "misfit" in values else []
     if f"diagnosis.{diagnosis.code}.message" in translations("en"):
         texts = {part: _fill(_sentence(diagnosis, part, lang), values) for part in ("message", "cause", "hint")}
         hints = [texts["hint"]]
@@ -72,7 +74,7 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
         elif is_open(diagnosis.code) and diagnosis.domain != "outside":
             hints += _fixes(diagnosis, lang)
         hints += _first_text([f"{diagnosis.domain}.{values.get('waited')}"], lang)
-        return Description(texts["message"], texts["cause"], fitting(hints, diagnosis.given, lang))
+        return Description(texts["message"], texts["cause"], fitting([*misfit, *hints], fits, lang))
     signature = signature_of(diagnosis.code)
     if signature is None:
         sentence = listed("diagnosis.failed-first", who=values["who"], reason=diagnosis.code)
@@ -90,8 +92,10 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
         sentence = listed("diagnosis.path", **given, **path)
     else:
         sentence = listed("diagnosis.points-to" if is_of_several(diagnosis.code) else "diagnosis.failed-first", **given)
-    hints = [*_advice(values, lang), known.hint, *_fixes(diagnosis, lang, of_domain=False)]
-    hint = fitting(hints, diagnosis.given, lang) or fitting(_fixes(diagnosis, lang), diagnosis.given, lang)
+    fixes = _fixes(diagnosis, lang, of_domain=False)
+    is_owned = any(one.vocabulary == "owners" and one.domain == diagnosis.domain for one in diagnosis.why)
+    hints = [*fixes, *_advice(values, lang)] if is_owned else [*_advice(values, lang), known.hint, *fixes]
+    hint = fitting([*misfit, *hints], fits, lang) or fitting(_fixes(diagnosis, lang), fits, lang)
     return Description(sentence.render(lang), known.cause, hint)
 
 
@@ -119,7 +123,8 @@ def _fixes(diagnosis: Diagnosis, lang: str, *, of_domain: bool = True) -> list[s
     """Return what to check first: of the first value that has it, else of the domain in its phase; then of the domain
     in its scope. Of the domain without these; [] for the program's own errors of no kind."""
     domain = diagnosis.domain
-    fixes = [one.fix for one in diagnosis.why if one.fix and one.domain == domain]
+    owned = sorted(diagnosis.why, key=lambda one: one.vocabulary != "owners")  # they know it best
+    fixes = [one.fix for one in owned if one.fix and one.domain == domain]
     exact = _first_text([*fixes, *[f"{domain}.{diagnosis.phase}"] * of_domain], lang)
     is_alone = of_domain and not exact
     wide = [f"{domain}.{diagnosis.scope}"] * (is_alone or diagnosis.scope == "host") + [domain] * is_alone
@@ -146,18 +151,16 @@ def _sentence(diagnosis: Diagnosis, part: str, lang: str) -> str:
     return ""
 
 
-def _short(code: str, values: Mapping[str, str | Rendered], lang: str) -> str:
-    """Return the message of a code, without ranks and hosts."""
+def _short(code: str, values: Mapping[str, str | Rendered], lang: str, role: Role = Role.UNKNOWN) -> str:
+    """Return the message of a code, without ranks and hosts; that of the first failure is above."""
+    if role is Role.INITIATING:
+        return FIRST.render(lang)
     plain = {name: _string(value, lang) for name, value in values.items()}
     key = f"diagnosis.end.{code}"
     if key in translations("en"):
         return _fill(template_of(key, translations("en")[key], lang), plain)
     signature = signature_of(code)
     return code if signature is None else signature.words(lang, plain).message
-
-
-def _end_of(link: ChainLink, lang: str) -> str:
-    return FIRST.render(lang) if link.role is Role.INITIATING else _short(link.code, link.values, lang)
 
 
 def caveat(name: str) -> Text:

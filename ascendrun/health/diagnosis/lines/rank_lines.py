@@ -15,7 +15,7 @@ from ascendrun.ascend.signatures import Hit, scan
 from ascendrun.ascend.vocabularies import alike, class_of, is_kind, is_try, is_warning, says, values_in, wording
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis import result
-from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, is_after_stop, moment
+from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence, is_after_stop, moment
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised, read_chains, same_exception
 
 _BARE = re.compile(r"[\d.]+|localhost")
@@ -167,18 +167,13 @@ class RankLines:
 
     # --- conversion of lines
 
-    def moment_of(self, line: Line) -> Moment | None:
-        """Return its time, else the time of the rank's end."""
-        at_s = line.at_s if line.at_s is not None else self.rank.exited_at_s
-        return moment(self.evidence, self.rank.host, at_s)
-
     def proof(self, line: Line) -> result.Proof:
         return result.proof_of(self.evidence, line, self.rank)
 
     def suspect(self, code: str, strength: int, line: Line) -> result.Suspect:
-        """Make a reason of a line of this rank."""
-        proofs = (self.proof(line),)
-        return result.Suspect(code, strength, (self.rank.rank,), (self.rank.host,), self.moment_of(line), proofs)
+        """Make a reason of a line of this rank, at its time, else at that of the rank's end."""
+        at = moment(self.evidence, self.rank.host, self.rank.exited_at_s if line.at_s is None else line.at_s)
+        return result.Suspect(code, strength, (self.rank.rank,), (self.rank.host,), at, (self.proof(line),))
 
 
 def is_specific(hit: Hit) -> bool:

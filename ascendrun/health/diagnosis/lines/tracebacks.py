@@ -182,7 +182,7 @@ class _Parser:
         return max(end, at + 1)
 
     def _take_torn(self, at: int) -> bool:
-        """Take an exception whose traceback lost its head: frames are shortly before it, or no line follows."""
+        """Take an exception whose traceback lost its head: frames are shortly before it, or nothing else follows."""
         found = _SURE.match(self._group[at][1])
         if found is None or not found.group("message"):
             return False
@@ -192,7 +192,7 @@ class _Parser:
         else:
             before = [_FRAME.match(text) for _, text in self._group[max(0, at - TORN_LINES) : at]]
             frames = [frame for frame in before if frame is not None]
-            rest = self._group[at + 1 : at + 1 + TORN_LINES]
+            rest = self._group[at + 4 : at + 1 + TORN_LINES]  # behind three more lines of its message
             if (not frames and any(text.strip() for _, text in rest)) or self._was_taken(at):
                 return False
             places = frames
