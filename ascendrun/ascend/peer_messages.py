@@ -172,8 +172,8 @@ _add("cqe", ["CQE"], r"EI0013.*?Peer information: server (?P<ip>[^,]+), device I
 
 
 @_message(
-    ["EI0005", "check fail. local[", "inconsistent between ranks"],
-    r"(?:EI0005|CMD information (?P<field>\w+) check fail|inconsistent between ranks)"
+    ["EI0005", "check fail. local[", "communication are inconsistent between ranks"],
+    r"(?:EI0005|CMD information (?P<field>\w+) check fail|communication are inconsistent between ranks)"
     r"(?:.*?parameter (?P<parameter>\w+))?(?:.*?\blocal(?: end )?\[?(?P<own>[^\],]+))?",
 )
 def _differs(found: Match[str]) -> PeerMessage:
