@@ -17,7 +17,7 @@ ALIASES = {
     "track": ("track_id", "track"),
     "time": ("time", "date", "timestamp", "# timestamp", "basedatetime", "base_date_time"),
     "lat": ("lat", "latitude"),
-    "lon": ("lon", "longitude", "lng"),
+    "lon": ("lon", "longitude", "lng", "long"),
     "sog": ("sog", "speed"),
     "cog": ("cog", "course"),
     "heading": ("heading", "true_heading"),
@@ -104,7 +104,7 @@ def propose(table: Mapping[str, Sequence[Any]], found: Mapping[str, str]) -> dic
     take("time", [name for name, values in free.items() if is_time(values)])
     places = [name for name, values in free.items() if _share(values, r"-?[0-9]{1,3}[.,][0-9]{3,}") > 0.7]
     east = [name for name in places if max(map(abs, _floats(free[name])), default=0.0) > 90]
-    if len(places) > 1:
+    if len(places) > 1 or {"lat", "lon"} & set(found):
         take("lat", [name for name in places if name not in east[:1]])
         take("lon", [name for name in places if name in free])
     if not {"lat", "lon"} - {*found, *proposed}:

@@ -106,6 +106,7 @@ RIGHT = {
     "classes as text in the type": lambda: renamed(**{"class": "VesselType"}),
     "semicolons inside of quotes": lambda: changed(lambda row: {**row, "name": "Ada; Berta, Carla"}),
     "not in the order of time": lambda: rows_of(TRUTH)[::-1],
+    "long": lambda: renamed(lon="long"),
     "upper case and spaces": lambda: renamed(mmsi="MMSI", time=" Timestamp ", lat="LATITUDE", lon="Longitude"),
 }
 
@@ -137,6 +138,9 @@ def reading_of(options: dict[str, str], *, known: dict[str, str] | None = None) 
 REFUSED = {
     "speed in m/s": lambda: changed(lambda row: {**row, "sog": row["sog"] and f"{float(row['sog']) / 1.943844:.3f}"}),
     "speed in km/h": lambda: changed(lambda row: {**row, "sog": row["sog"] and f"{float(row['sog']) * 1.852:.3f}"}),
+    "speed in tenths of a knot": lambda: changed(
+        lambda row: {**row, "sog": row["sog"] and f"{float(row['sog']) * 10:.0f}"}
+    ),
     "exchanged coordinates": lambda: changed(lambda row: {**row, "lat": row["lon"], "lon": row["lat"]}),
     "km/h in the header, knots in the rows": lambda: [
         {("SOG [km/h]" if key == "sog" else key): value for key, value in row.items()} for row in rows_of(TRUTH)
@@ -146,6 +150,8 @@ REFUSED = {
         time="Zeitpunkt", lat="Breite", lon="Laenge", mmsi="Rufnummer", sog="Fahrt", cog="Kurs"
     ),
     "Chinese names": lambda: renamed(time="时间", lat="纬度", lon="经度", mmsi="船舶编号", sog="航速", cog="航向"),
+    "a foreign name of the longitude alone": lambda: renamed(lon="Laenge"),
+    "a foreign name of the latitude alone": lambda: renamed(lat="Breite"),
     "Spanish names": lambda: renamed(time="fecha", lat="latitud", lon="longitud", sog="velocidad", cog="rumbo"),
 }
 
@@ -213,6 +219,12 @@ def test_a_file_without_speed_and_course_is_read_from_its_positions(tmp_path):
     rows = changed(lambda row: {key: value for key, value in row.items() if key not in ("sog", "cog")})
     tracks, cleaning = read_tracks(write(tmp_path / "t.csv", rows), Reading(), limits=LIMITS)
     assert len(tracks) == len(TRUTH) and [note.key for note in cleaning.notes] == ["program.derived"]
+
+
+def test_a_speed_of_a_foreign_name_is_derived_and_the_unused_columns_are_named(tmp_path):
+    _, cleaning = read_tracks(write(tmp_path / "t.csv", renamed(sog="SPEEDx10")), Reading(), limits=LIMITS)
+    unused = next(note for note in cleaning.notes if note.key == "program.columns-unused")
+    assert unused.values["columns"] == ["SPEEDx10"] and "--column_map=sog=NAME" in str(unused)
 
 
 def test_a_constant_length_is_a_filler(tmp_path):
@@ -303,7 +315,7 @@ def test_the_same_missing_columns_of_many_files_are_one_problem(tmp_path):
 
 
 def test_a_speed_of_no_unit_is_refused_and_can_be_derived(tmp_path):
-    rows = changed(lambda row: {**row, "sog": row["sog"] and f"{float(row['sog']) * 10:.1f}"})
+    rows = changed(lambda row: {**row, "sog": row["sog"] and f"{float(row['sog']) * 3:.1f}"})
     path = write(tmp_path / "t.csv", rows)
     with pytest.raises(InvalidDataError, match="not a speed in knots") as caught:
         read_tracks(path, Reading(), limits=LIMITS)

@@ -15,7 +15,7 @@ from ascendrun.text import Text, listed
 
 MISSING = ("nan", "none", "null", "na", "n/a", "<na>", "\\n")
 """What libraries and databases write for a value that is not there, in lower case."""
-NO_CLASS = ("", "undefined", "unknown")
+NO_CLASS = ("", "undefined", "unknown", "unspecified")
 NO_PLACE = listed("program.no-place")
 LEAST_NEGATIVE = 5
 """Number of different negative courses from which they are those of -180 to 180 degrees."""

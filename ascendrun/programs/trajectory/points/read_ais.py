@@ -205,6 +205,9 @@ class Import:
         if source.derives_speed or source.derives_course:
             what = [key for key in ("sog", "cog") if key not in found]
             self._notes.append(listed("program.derived", file=source.file, what=what))
+            unused = [name for name in table.columns if name not in columns.of.values()]
+            if unused and what[0] not in self._reading.columns:
+                self._notes.append(listed("program.columns-unused", columns=unused, what=what[0]))
 
     def _without_fillers(self, source: Source, table: tables.Table) -> dict[str, str]:
         """Return the file's columns without those that are empty or have one number for all ships; these are noted."""

@@ -90,8 +90,8 @@ def open_text(file: Path) -> TextIO:
     return open(file, encoding="utf-8-sig", errors="replace", newline="")
 
 
-KNOTS = {"knots": 1.0, "m/s": 1.943844, "km/h": 0.539957}
-"""Knots in one unit, by the name that `--units` expects."""
+KNOTS = {"knots": 1.0, "m/s": 1.943844, "km/h": 0.539957, "knots/10": 0.1}
+"""Knots in one unit, by the name that `--units` expects. Tenths of a knot: as AIS messages have them."""
 
 
 def match_columns(table: Mapping[str, Sequence[Any]], wanted: Mapping[str, str], file: object) -> facts.Columns:
