@@ -286,10 +286,10 @@ def write(piece: str) -> Text:
 
 
 def suggestion(word: str, choices: Sequence[str]) -> Text | None:
-    """Return the hint for an unknown name: the nearest choice, else all choices if 1 to 30, else None."""
+    """Return the hint for an unknown name: the nearest choice, else all choices if 1 to 40, else None."""
     near = closest(word, choices)
     if near is not None:
         return did_you_mean(near)
-    if 0 < len(choices) <= 30:
+    if 0 < len(choices) <= 40:
         return Text("suggest.known", "expected one of: {names}", names=sorted(choices))
     return None

@@ -18,7 +18,7 @@ from ascendrun.head.queue.messages import QUEUE_NAME, ReadJob
 from ascendrun.head.queue.visible import OF_ONE_USER, PREFIX, read_job
 from tests.lib.real_users import DEADLINE_S, User
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 PRINTS = """name: prints
 command: [sh, -c, 'echo "the loss is 1.5"; exec sleep {seconds}']
 hostfile: l.hosts
@@ -142,7 +142,7 @@ def test_links_and_false_listeners_give_nothing(users: tuple[User, User, User]) 
     root, one, two = users
     job = one.submit(0, PRINTS, visible="group")
     one.await_(job, state="SUCCEEDED")
-    [output] = (one.folder / "state").glob("**/rank-0.out.0")
+    [output] = (one.folder / "state" / "jobs").glob("**/rank-0.out.0")
     (two.folder / "secret").write_text("only of two\n")
     os.chmod(two.folder / "secret", 0o600)
     os.chown(two.folder / "secret", two.uid, -1)
