@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import SupersededError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobs.reasons import Reason, because
 from ascendrun.core.node_messages import Failure
-from ascendrun.core.standby_settings import Standby
 from ascendrun.head.agents.connections import Connections, Links, ask
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
 from ascendrun.head.protocol.lease_messages import ClaimHead, RenewHead, Vote
@@ -25,6 +24,9 @@ from ascendrun.head.state.store_file import HeadFile, StoreFile, continues_elsew
 from ascendrun.node import wire
 from ascendrun.node.loader import read_sources
 from ascendrun.text import Text
+
+if TYPE_CHECKING:
+    from ascendrun.core.standby_settings import Standby
 
 CLAIM_S = 8.0
 FIRST_S = 30.0

@@ -126,7 +126,6 @@ def run_controller(
 ) -> bool:
     """Run the controller until it ends; return False immediately if another process already is the controller. Raises
     SupersededError: another machine continues as this head."""
-    from ascendrun.head.agents.lease import note_superseded
     from ascendrun.head.loop.controller import IDLE_S, Controller
     from ascendrun.head.notify.notifier import Notifier
 
@@ -147,6 +146,8 @@ def run_controller(
         if lock_fd is not None:
             idle_s = float(os.environ.get(IDLE_VARIABLE) or IDLE_S)
             if standby is not None:
+                from ascendrun.head.agents.lease import note_superseded
+
                 with suppress(OSError):  # the first renewal learns it too
                     note_superseded(backend, standby, state_dir)
             refuse_superseded(state_dir)
