@@ -247,6 +247,7 @@ class Controller:
                 self._has_preloaded = True
                 threading.Thread(target=import_everything, args=(PRELOAD_AFTER_S, self._has_ended)).start()
             self._jobs.tick(was_away=was_away)
+            self._context.kept_facts.tick()
         self._monitors.tick()
         self._notifier.beat([(runner.job.name, runner.job.id) for runner in self._jobs if not runner.job.is_terminal])
         self._guard(self._requests.tick)

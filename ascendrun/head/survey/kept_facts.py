@@ -24,6 +24,7 @@ class KeptFacts:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str, str], dict[str, tuple[float, Any]]] = {}
+        self._due_mono = float("inf")
 
     def known(self, report: NodeReport, survey: agent.Survey) -> dict[str, Any]:
         """Return, by probe, the results that this survey would have; those in a container are never known."""
@@ -36,12 +37,24 @@ class KeptFacts:
         if not report.boot_id:
             return
         kept, now = self._kept.setdefault(_place(report), {}), time.monotonic()
-        for question in [question for question, (at, _) in kept.items() if at <= now - KEPT_S]:
-            del kept[question]
+        self._due_mono = min(self._due_mono, now + KEPT_S)
         for name, question in _questions(survey).items():
             raw = results.get(name)
             if isinstance(raw, dict) and raw.get("code") == 0 and not (raw.get("late") or raw.get("timed_out")):
                 kept[question] = (now, raw)
+
+    def tick(self) -> None:
+        """Forget what is too old; called periodically."""
+        now = time.monotonic()
+        if now < self._due_mono:
+            return
+        kept = {
+            place: {name: one for name, one in own.items() if one[0] > now - KEPT_S}
+            for place, own in self._kept.items()
+        }
+        self._kept = {place: own for place, own in kept.items() if own}
+        times = [at for own in self._kept.values() for at, _ in own.values()]
+        self._due_mono = min(times, default=float("inf")) + KEPT_S
 
     def forget(self, reports: Iterable[NodeReport]) -> None:
         for report in reports:

@@ -222,6 +222,8 @@ class JobRunner(LiveJob):
     def tick(self) -> None:
         """Repeat due requests; called periodically."""
         now = time.monotonic()
+        if self.job.state is State.RUNNING and self.start.plan is not None:
+            self.start.forget()
         self.copies.tick()
         self.leases.renew_due(now)
         self.ending.tick(now)

@@ -62,22 +62,26 @@ class JobStart:
 
     def __init__(self, live: LiveJob, copies: JobCopies) -> None:
         self._live, self._copies = live, copies
+        self._copy = lru_cache(1)(partial(copy_for_nodes, live.context.state_dir, live.job.id))
+        self._peer_key = secrets.token_hex(32)
+        self.forget()
+
+    def forget(self) -> None:
+        """Release what the hosts replied, which is large and of no use once the ranks run."""
         self._query: NodeQuery | None = None
         self.reports: dict[str, NodeReport] = {}
+        self._build: Callable[[JobSpec], LaunchPlan] | None = None
+        self._examination: Examination | None = None
         self.plan: LaunchPlan | None = None
-        self._copy = lru_cache(1)(partial(copy_for_nodes, live.context.state_dir, live.job.id))
+        self._facts: dict[str, dict[str, Any]] = {}
         self._pushes: dict[str, TreePush] = {}
         self._arrived: set[str] = set()
         self._push_failed = False
-        self._build: Callable[[JobSpec], LaunchPlan]
-        self._examination: Examination
-        self._facts: dict[str, dict[str, Any]] = {}
-        self._peer_key = secrets.token_hex(32)
 
     # The state CHECKING: reports of the hosts, checkpoints, the launch plan, the examination
 
     def survey(self) -> None:
-        self.reports, self.plan, self._pushes, self._arrived = {}, None, {}, set()
+        self.forget()
         live, attempt = self._live, self._live.job.attempt
 
         def refused(host: str, failure: Failure) -> None:
@@ -187,7 +191,7 @@ class JobStart:
 
         if result.refusal is not None or result.warnings:
             live.context.kept_facts.forget(self.reports.values())
-            if not self._examination.is_new:
+            if self._examination is not None and not self._examination.is_new:
                 self._examine(plan, stages, None)
                 return
         self._facts = {host: recorded_facts(facts) for host, facts in context.facts.items()}
@@ -244,6 +248,7 @@ class JobStart:
             facts = {"ranks": plan.world_size, "memory_bytes": tried.option.memory.total, "time": tried.time}
             event = Event("micro-batch-chosen", {**chosen, **facts}, attempt=plan.attempt, at_s=time.time())
             self._live.record([event])
+            assert self._build is not None, "trainings are planned after the launch"
             plan = self._build(spec.model_copy(update={"args": {**spec.args, **chosen}}))
         self._decide(plan, result)
 

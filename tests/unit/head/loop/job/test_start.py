@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
+import weakref
 from functools import partial
 from itertools import count
 from typing import Any, Callable
@@ -12,14 +14,17 @@ import pytest
 
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.model import JobSpec
+from ascendrun.core.jobs import inputs
 from ascendrun.core.jobs.job import State
 from ascendrun.core.jobs.plan import Tree
 from ascendrun.core.node_messages import Failure
+from ascendrun.core.reports import NodeReport
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.file_messages import PutTree
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.state.state_dir import tree_file
 from ascendrun.head.survey import kept_facts
+from ascendrun.head.survey.doctor import Examination
 from tests.lib.small_world import Link, World
 
 N1 = Host("n1", slots=8)
@@ -58,6 +63,14 @@ def start(world: World, **changes: Any) -> State:
     job = world.job(N1, **{"spec": SPEC, **changes})
     world.turn()
     return world.now(job).state
+
+
+def run(world: World) -> None:
+    """The host is ready, and its rank starts."""
+    [runner] = world.jobs
+    runner.feed(inputs.NodeReady("n1", 29500))
+    runner.feed(inputs.RankStarted("n1", 0, 4711))
+    world.turn()
 
 
 def answering(world: World, kind: type, take: Callable[[Callable[[], None]], None]) -> None:
@@ -112,6 +125,40 @@ def test_what_lasts_is_asked_once_a_minute(world: World, monkeypatch: pytest.Mon
     monkeypatch.setattr(kept_facts, "KEPT_S", 0.0)
     start(world)
     assert probes(world) == [True, False, True, True, True]
+
+
+def test_what_hosts_replied_is_not_kept_while_the_ranks_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(one, (NodeReport, Examination)) for one in gc.get_objects())
+
+    before = kept()
+    ready(world)
+    job = world.job(N1, spec=SPEC)
+    world.turn()
+    assert kept() > before
+    run(world)
+    assert world.now(job).state is State.RUNNING and kept() == before
+
+
+def test_what_lasts_is_released_after_a_minute_without_another_start(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_facts, "KEPT_S", 0.0)
+    large = weakref.ref(python := Large(PYTHON))
+    ready(world, python=python)
+    del python
+    world.job(N1, spec=SPEC)
+    world.turn()
+    run(world)
+    world.get(N1).node.survey = None
+    world.context.kept_facts.tick()
+    gc.collect()
+    assert large() is None
+
+
+class Large(dict):  # type: ignore[type-arg]
+    """A reply that can be watched."""
 
 
 def test_after_a_finding_everything_is_asked_before_it_counts(world: World) -> None:
