@@ -226,6 +226,8 @@ def to_json(value: Any) -> Any:
         return {tag: value.to_json()}  # type: ignore[attr-defined]
     if isinstance(value, Mapping):
         return {name: to_json(item) for name, item in value.items()}
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     if hasattr(value, "__dataclass_fields__"):
         return {name: to_json(getattr(value, name)) for name in value.__dataclass_fields__}
     return [to_json(item) for item in value] if isinstance(value, (list, tuple, set, frozenset)) else value

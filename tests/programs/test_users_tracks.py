@@ -12,6 +12,7 @@ import pytest
 
 from ascendrun.facts.columns import propose
 from ascendrun.programs.errors import InvalidDataError
+from ascendrun.programs.trajectory.data import load_data
 from ascendrun.programs.trajectory.grammars import as_texts, fit_text, knots_of
 from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_model
 from ascendrun.programs.trajectory.points.generate import generate
@@ -21,6 +22,7 @@ from ascendrun.programs.trajectory.split import doubts
 from ascendrun.programs.trajectory.stages.trained import classify
 from ascendrun.programs.trajectory.store import Trained, save_trained, save_vote, unlike
 from ascendrun.programs.trajectory.tokens import encode, make_vocabulary
+from ascendrun.text import from_json
 from tests.programs.conftest import alone, options_of
 
 HEADER = "mmsi,time,lat,lon,sog,cog,class\n"
@@ -63,6 +65,15 @@ def test_a_ship_without_a_track_is_named_with_the_reason(tmp_path):
         "2": "program.too-short",
         "3": "program.no-usable-point",
     }
+
+
+def test_what_was_read_of_a_file_can_be_stored_with_a_report(tmp_path):
+    header, torn = HEADER.replace("\n", ",heading\n"), "9,1641168000\n"
+    (tmp_path / "t.csv").write_text(header + ship("1").replace("\n", ",\n") + torn)
+    _, cleaning = load_data(options_of("trajectory", f"--data_path={tmp_path / 't.csv'}"))
+    kept = json.loads(json.dumps(cleaning))
+    assert f"{tmp_path / 't.csv'}: heading has no value" in map(str, from_json(kept["notes"]))
+    assert str(tmp_path) in str(from_json(kept["why_bad"])[0])
 
 
 def classifier(folder: Path, tracks) -> Trained:
