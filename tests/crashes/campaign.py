@@ -71,12 +71,13 @@ class Run:
         self.hosts, self.training = hosts, training
         self.home = f"{SHARED}/{training.name}-{number}"
         self.checkpoints = hosts.folder / "shared" / Path(self.home).name / "checkpoints"
+        fenced = {} if training.program else {"fenced": True}
         more = {
             "hostfile": "five.hosts",
             "setup": f"renice -n {NICE} -p $$ >/dev/null",
             "restart": {"max_restarts": 50},
             "timeouts": {"hang_s": HANG_S},
-            "checkpoint": {"dir": f"{self.home}/checkpoints", "grace_period_s": 30},
+            "checkpoint": {"dir": f"{self.home}/checkpoints", "grace_period_s": 30, **fenced},
             **other,
         }
         self.id = hosts.start(training, f"{training.name}-{number}", **more)
@@ -398,6 +399,7 @@ def campaign(folder: Path, make: Callable[[Hosts], Campaign]) -> None:
     with VirtualCluster.up(HOSTS, disk="512M", shares={str(shared): SHARED}) as cluster:
         hosts = Hosts(cluster, folder)
         try:
+            hosts.await_controller()
             began_s, one = time.monotonic(), make(hosts)
             totals = one.run()
             one.tell({"what": "night", **totals, "seconds": round(time.monotonic() - began_s), "jobs": len(one.ended)})

@@ -3,11 +3,12 @@
     python -m tests.crashes.elastic --seed 1 --faults 20 --history elastic.jsonl
 
 A job requests five hosts and runs on two or more, one rank on each, with checkpoints in a directory that all hosts see:
-trajectory, then qwen_lora with ddp and with fsdp2. Hosts lose power or network, or are drained, one or two at once,
-during training, a start, a checkpoint or a growth, and are back some time later. In the end each job has succeeded. All
-of its checkpoints have the same options, and so the same global batch, and each step was trained: as many samples as in
-undisturbed runs on two, three and four hosts, which come before. Its losses differ from theirs by no more than SLACK
-times what theirs differ among each other. Hosts, kinds, moments and durations follow from the seed.
+trajectory, then qwen_lora with ddp and with fsdp2, then a script without libraries. Hosts lose power or network, or are
+drained, one or two at once, during training, a start, a checkpoint or a growth, and are back some time later. In the
+end each job has succeeded. All of its checkpoints have the same options, and so the same global batch, and each step
+was trained: as many samples as in undisturbed runs on two, three and four hosts, which come before. Its losses differ
+from theirs by no more than SLACK times what theirs differ among each other. Hosts, kinds, moments and durations follow
+from the seed.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ MORE: Mapping[str, Mapping[str, Any]] = {
     else {"max_steps": steps, "learning_rate": 0.001, "eval_steps": 20, "save_steps": 5}
     for name, steps in STEPS.items()
 }
-TRAININGS = [longer(ALL[name], steps, MORE[name]) for name, steps in STEPS.items()]
+SCRIPT = Training("script", "", {}, 600, ())
+"""Its start needs no processor to speak of: for a machine with other work."""
+TRAININGS = [*(longer(ALL[name], steps, MORE[name]) for name, steps in STEPS.items()), SCRIPT]
 NUMBERS, LAST = ("loss", "eval_loss", "final"), 30
 """`final`: the mean loss of the LAST steps."""
 Numbers = Mapping[str, Mapping[int, float]]
@@ -213,7 +216,7 @@ class Elastic(Campaign):
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.crashes.elastic", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", default=",".join(STEPS), help="trainings, of: %(default)s")
+    parser.add_argument("--only", default=",".join(one.name for one in TRAININGS), help="trainings, of: %(default)s")
 
     def make(hosts: Hosts, tell: Tell, of: argparse.Namespace) -> Elastic:
         trainings = [training for training in TRAININGS if training.name in of.only.split(",")]

@@ -9,9 +9,12 @@ import signal
 import subprocess
 import sys
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable
 
+from ascendrun.core.errors import UnreachableError
+from ascendrun.head.protocol.control_socket import ControlClient
 from tests.cluster.conftest import end_controller, head_environ
 from tests.crashes.remains import Story, read_story
 from tests.crashes.trainings import Training
@@ -46,6 +49,19 @@ class Hosts:
             raise CampaignError(f"{words}: {done.stdout}{done.stderr}")
         return done.stdout
 
+    def await_controller(self) -> None:
+        """On a machine with other work it may need longer to start than `submit` waits."""
+
+        def responds() -> bool:
+            self.ascendrun("ps")
+            with suppress(UnreachableError):
+                ControlClient(self.state_dir).close()
+                return True
+            return False
+
+        if not await_true(responds, deadline_s=DEADLINE_S):
+            raise CampaignError("the controller does not respond")
+
     def close(self) -> None:
         end_controller(self.cluster, self.state_dir)
 
@@ -53,14 +69,17 @@ class Hosts:
         """Submit a job of it over two hosts; the id."""
         job = {
             "name": name,
-            "program": training.program,
             "nodes": 2,
             "python": sys.executable,
             "devices": {"type": "cpu", "per_node": RANKS // 2},
-            "args": training.arguments,
             "env": QUIET,
             **more,
         }
+        if training.program:
+            job = {"program": training.program, "args": training.arguments, **job}
+        else:
+            script = {"path": str(Path(__file__).parent), "exclude": ["histories/"]}
+            job |= {"command": ["python3", "script.py", str(training.steps)], "workdir": script}
         path = self.folder / f"{name}.yaml"
         path.write_text(json.dumps(job))
         return str(json.loads(self.do("submit", path.name, "--detach", "-o", "json"))["id"])

@@ -38,7 +38,8 @@ ROWS: Mapping[str, Any] = {
 @dataclass(frozen=True)
 class Training:
     """`steps`: of its last training; `folders`: where its checkpoints lie below the job's checkpoint folder, one for
-    each training that it does one after the other; `results`: files that must come out the same to the last byte."""
+    each training that it does one after the other; `results`: files that must come out the same to the last byte.
+    Without a `program` it is the script of this directory."""
 
     name: str
     program: str
