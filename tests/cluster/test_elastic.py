@@ -2,19 +2,55 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from conftest import Ascendrun
 from invariants import check_ended
-from scenes import Scene, await_that
+from scenes import Scene, await_that, venv_python
 
 from tests.lib.vcluster.cluster import VirtualCluster
 
 SAVED = "/ckpt"
+START_S = 600.0
+"""For ranks that import torch on a machine with other work."""
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "recovery.md"
+OWN = """
+import select, torch
+
+def make_model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+
+def batch(step, size):
+    select.select([], [], [], 0.2)
+    lot = torch.Generator().manual_seed(step)
+    inputs = torch.randn(size, 4, generator=lot)
+    return inputs, inputs.sum(1, keepdim=True)
+"""
+"""A user's model and data, which the script of the page imports."""
+ALONE = """
+import torch
+from own import batch, make_model
+
+model = make_model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+for step in range(1, {last} + 1):
+    inputs, targets = batch(step, 24)
+    loss = torch.nn.functional.mse_loss(model(inputs), targets)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(step, loss.item())
+"""
 
 
 @pytest.fixture
@@ -26,6 +62,19 @@ def scene(ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster], tmp_p
     for name in ("hanging.py", "training.py"):
         shutil.copy(Path(__file__).with_name(name), made.folder / "code")
     return made
+
+
+def await_hosts(scene: Scene, job: str, attempt: int) -> list[str]:
+    """The hosts of an attempt, once it runs."""
+
+    shown: dict[str, Any] = {}
+
+    def runs() -> bool:
+        shown.update(scene.show(job)["job"])
+        return (shown["attempt"], shown["state"]) == (attempt, "RUNNING")
+
+    await_that(runs, lambda: str(scene.show(job)["events"]), deadline_s=START_S)
+    return list(shown["hosts"])
 
 
 def test_a_job_shrinks_when_a_host_is_gone_and_grows_when_it_is_back(scene: Scene) -> None:
@@ -43,17 +92,10 @@ def test_a_job_shrinks_when_a_host_is_gone_and_grows_when_it_is_back(scene: Scen
     scene.await_line(job, "saved 20")
     scene.cluster.crash("node2")
 
-    def hosts_of(attempt: int) -> list[str] | None:
-        shown = scene.show(job)["job"]
-        is_here = (shown["attempt"], shown["state"]) == (attempt, "RUNNING")
-        return list(shown["hosts"]) if is_here else None
-
-    await_that(lambda: hosts_of(2), lambda: str(scene.show(job)["events"]))
-    assert hosts_of(2) == ["node1", "node3"]
+    assert await_hosts(scene, job, 2) == ["node1", "node3"]
     scene.await_line(job, "from", count=5)
     scene.cluster.reboot("node2", keep_disk=True)
-    await_that(lambda: hosts_of(3), lambda: str(scene.show(job)["events"]))
-    assert sorted(hosts_of(3) or ()) == ["node1", "node2", "node3"]
+    assert sorted(await_hosts(scene, job, 3)) == ["node1", "node2", "node3"]
     events = {event["code"]: event for event in scene.show(job)["events"]}
     assert events["nodes-missing"]["values"] == {"found": 2, "count": 3}
     assert events["grows-later"]["hosts"] == ["node2"] and events["grows-later"]["values"] == {"found": 2, "count": 3}
@@ -66,3 +108,47 @@ def test_a_job_shrinks_when_a_host_is_gone_and_grows_when_it_is_back(scene: Scen
     assert codes.count("restarting") == 1, "growth uses no restart"
     scene.ascendrun("stop", job, "--now", code=0)
     check_ended(scene, job, state="STOPPED", but=["node2"])
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(3000)
+def test_the_torchrun_script_of_the_page_trains_the_same_on_two_hosts_on_one_and_on_two_again(scene: Scene) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    (script,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    (keys,) = re.findall(r"```yaml\n(launcher: torchrun\n.*?)```", page, re.S)
+    code = scene.folder / "code"
+    for name, text in {"train.py": script, "own.py": OWN}.items():
+        (code / name).write_text(text)
+    of_page = yaml.safe_load(keys.replace("/shared/run", SAVED))
+    command = of_page.pop("command")
+    of_page |= {"python": venv_python(), "sampling": {"interval_s": 0.5}, "env": {"OMP_NUM_THREADS": 1}}
+    of_page["timeouts"] = {"hang_s": 120}
+    more = "".join(f"{key}: {json.dumps(value)}\n" for key, value in of_page.items())
+    path = scene.job("own", hosts=["node1", "node2"], per_node=1, slots=1, command=command, more=more)
+    job = scene.start(path, env={"ASCENDRUN_HANG_DIVISOR": "6"})
+    scene.await_line(job, "step 20/", deadline_s=START_S)
+    scene.cluster.crash("node2")
+    assert await_hosts(scene, job, 2) == ["node1"]
+    scene.await_line(job, "on 1 ranks", count=3, deadline_s=START_S)
+    scene.cluster.reboot("node2", keep_disk=True)
+    assert sorted(await_hosts(scene, job, 3)) == ["node1", "node2"]
+    before = printed(scene, job).count("on 2 ranks")
+    await_that(lambda: printed(scene, job).count("on 2 ranks") > before + 2, deadline_s=START_S)
+    scene.ascendrun("stop", job, "--now", code=0)
+    lines = re.findall(r"step (\d+)/\d+, loss: (\S+) on (\d) ranks", printed(scene, job))
+    assert [ranks for ranks, _ in itertools.groupby(ranks for _, _, ranks in lines)] == ["2", "1", "2"]
+    last = max(int(step) for step, _, _ in lines)
+    argv = [venv_python(), "-c", ALONE.format(last=last)]
+    alone = subprocess.run(argv, cwd=code, capture_output=True, text=True, check=True).stdout
+    losses = dict(line.split() for line in alone.splitlines())
+    assert {step for step, _, _ in lines} == set(losses), "every step was trained"
+    for step, loss, _ in lines:
+        assert float(loss) == pytest.approx(float(losses[step]), rel=1e-3, abs=1e-4), step
+    check_ended(scene, job, state="STOPPED", but=["node2"])
+
+
+def printed(scene: Scene, job: str) -> str:
+    """The output of rank 0, by attempt."""
+    found = scene.on_head(job, "rank-0.out.[0-9]*").items()
+    files = sorted(found, key=lambda each: ("attempt-" in each[0], each[0]))
+    return "".join(data.decode(errors="replace") for _, data in files)
