@@ -70,9 +70,8 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
     if row is not None and any(one.is_hard and one.domain != domain for one in _other_codes(winner, first)):
         found = replace(found, confidence=Confidence.LIKELY, caveats=(*found.caveats, caveat("two-codes")))
     differences = differences_of(evidence, winner.hosts, domain) if scope == "host" else ()
-    host = winner.hosts[0] if winner.hosts and domain == "environment" else ""
-    unfit = misfits_in(evidence.host(host).facts)
-    misfits = (Proof(one.message, host=host) for one in unfit if one.message is not None)
+    unfit = misfits_in(evidence.host(winner.hosts[0]).facts) if winner.hosts and domain == "environment" else ()
+    misfits = (Proof(one.message, host=winner.hosts[0]) for one in unfit if one.message is not None)
     return replace(
         found,
         values={**found.values, **({"misfit": unfit[0].hint or ""} if unfit else {})},

@@ -89,9 +89,10 @@ def _report(fatal: Fatal, own: result.Suspect | None) -> Iterator[int]:
     if fatal.chain is not None:
         yield from (index for one in fatal.chain.leading for index in fatal.message_of(one))
     elif own is not None and own.proofs and own.proofs[0].file is not None:
-        proof, lines = own.proofs[0], list(enumerate(fatal.lines))
-        first = [at for at, line in lines if line.offset == proof.offset and line.text.strip() == proof.text][-1:]
-        yield from (at for at, _ in (lines[first[0] :] if first else ())[:MESSAGE_LINES])
+        proof, lines = own.proofs[0], fatal.lines
+        there = (at for at in reversed(range(len(lines))) if lines[at].offset == proof.offset)
+        first = next((at for at in there if lines[at].text.strip().startswith(proof.line)), len(lines))
+        yield from range(first, len(lines))[:MESSAGE_LINES]
 
 
 def _may_lack_others(fatal: Fatal) -> bool:
