@@ -60,6 +60,21 @@ IDLE_S = 600.0
 """Seconds without a live job and a request after which the controller ends; connections stay open until then."""
 
 
+ALLOCATOR = {-8: 1, -3: 32 << 10, -1: 128 << 10}
+"""M_ARENA_MAX, M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of glibc's malloc.h, with the values of `give_back_memory`."""
+
+
+def give_back_memory() -> None:
+    """Have glibc return the memory of large blocks: replies of many hosts come at once, in as many threads, and by
+    default leave a heap for each few of them. Another libc stays as it is."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        for name, value in ALLOCATOR.items():
+            libc.mallopt(name, value)
+
+
 class Controller:
     """One for each state directory; the caller holds its lock. Use from `run`'s thread, except marked methods."""
 
@@ -245,6 +260,7 @@ class Controller:
         if self._jobs:
             if not self._has_preloaded:
                 self._has_preloaded = True
+                give_back_memory()
                 threading.Thread(target=import_everything, args=(PRELOAD_AFTER_S, self._has_ended)).start()
             self._jobs.tick(was_away=was_away)
             self._context.kept_facts.tick()
