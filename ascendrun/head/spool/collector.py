@@ -209,14 +209,20 @@ class PullLimits:
             return False
         self._due_mono = now + LOOK_S
         if now >= self._walk_mono:
-            self._used_bytes = allocated_bytes(self._folder)
-            self._walk_mono = now + LOOK_S * WALK_RESTS * (time.monotonic() - now)
+            self._walk_mono = float("inf")
+            threading.Thread(target=self._walk, name="disk-use", daemon=True).start()
         if self._used_bytes >= self._retention.pull_job_bytes:
             self.pause = Pause.JOB
         else:
             least = self._retention.min_free_bytes
             self.pause = Pause.DISK if free_bytes_beyond(self._folder, least, times=2 if before else 1) < 0 else None
         return self.pause is not before
+
+    def _walk(self) -> None:
+        """In a thread of its own: with a thousand nodes the files take longer than the controller may stand still."""
+        began_mono = time.monotonic()
+        self._used_bytes = allocated_bytes(self._folder)
+        self._walk_mono = began_mono + LOOK_S * WALK_RESTS * (time.monotonic() - began_mono)
 
     def of_files(self) -> Mapping[str, int]:
         """Return the limits that nodes must keep, by kind of file."""

@@ -11,6 +11,7 @@ from ascendrun.head.spool import collector
 from ascendrun.head.spool.collector import NodeSpool, Pause, PullLimits, SpoolGapError, allocated_bytes
 from ascendrun.node.agent.prune import release
 from ascendrun.node.layout import attempt_dir
+from tests.lib.vcluster.processes import await_true
 
 CHUNK = 1 << 16
 
@@ -124,7 +125,7 @@ def test_a_job_that_used_its_share_pauses_for_good_and_only_its_events_are_expec
     assert not limits.look() and limits.pause is None
     spool = NodeSpool(tmp_path / "j-0001" / "attempt-1" / "npu1")
     spool.write("rank-0.out", 0, 0, os.urandom(CHUNK))
-    assert limits.look() and limits.pause is Pause.JOB
+    assert await_true(limits.look, deadline_s=60) and limits.pause is Pause.JOB
     assert limits.of_files()["out"] == 0 and limits.of_files()["events"] > 0
     sizes = {"events": {"0": 10}, "rank-0.out": {"0": 1 << 40}}
     assert limits.expected(sizes) == {"events": {"0": 10}}
