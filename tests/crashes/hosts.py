@@ -53,13 +53,13 @@ class Hosts:
         """On a machine with other work it may need longer to start than `submit` waits."""
 
         def responds() -> bool:
-            self.ascendrun("ps")
             with suppress(UnreachableError):
                 ControlClient(self.state_dir).close()
                 return True
             return False
 
-        if not await_true(responds, deadline_s=DEADLINE_S):
+        self.ascendrun("ps")  # starts it once, and waits 3 s
+        if not await_true(responds, deadline_s=2 * DEADLINE_S):
             raise CampaignError("the controller does not respond")
 
     def close(self) -> None:
