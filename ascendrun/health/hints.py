@@ -40,9 +40,9 @@ def named_in(
 
 
 def fitting(hints: Iterable[str], given: Mapping[str, str], lang: str) -> str:
-    """Return the steps of hints that fit, each once: not those of another accelerator, engine or launcher, and none
-    that sets a variable to the value that it has. `given`: of `named_in`; the capitals in commands are replaced by its
-    values, and a variable is $NAME."""
+    """Return the steps of hints that fit, each once: not those of another accelerator, engine, launcher or domain, and
+    none that sets a variable to the value that it has. `given`: of `named_in`, with the `domain` of the failure; the
+    capitals in commands are replaced by its values, and a variable is $NAME."""
     steps = dict.fromkeys(step for hint in hints for step in _STEPS.split(hint) if step)
     filled = (_COMMAND.sub(lambda found: _filled(found[0], given), step) for step in steps)
     between = listed("diagnosis.and", first="", second="").render(lang)
