@@ -27,6 +27,8 @@ SETTINGS = f"""standby:
   hostfile: {HOME}/cluster.hosts
 """
 WAIT_S = 180.0
+COMMAND_S = 900.0
+"""For a machine with other work."""
 
 
 class TwoHeads:
@@ -57,7 +59,9 @@ class TwoHeads:
 
     def on(self, name: str, *argv: str) -> subprocess.CompletedProcess[str]:
         words = [sys.executable, "-m", "ascendrun", *argv]
-        return self.cluster.host_run(name, words, cwd=HOME, env=self.environ(), capture_output=True, text=True)
+        return self.cluster.host_run(
+            name, words, cwd=HOME, env=self.environ(), timeout=COMMAND_S, capture_output=True, text=True
+        )
 
     def popen(self, name: str, *argv: str, **environ: str) -> subprocess.Popen[Any]:
         """Its output is /tmp/ARGV.log there."""
