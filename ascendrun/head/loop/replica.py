@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Protocol
 
@@ -81,6 +82,8 @@ class Replica:
         self._changed: dict[str, None] = {}
         self._held: deque[_Held] = deque()
         self._known_hosts: list[int] = []
+        self._transfers: dict[int, float] = {}
+        """Since when packed directories are sent for which a submission waits, by a number."""
 
     def begin(self, voters: Voters) -> None:
         """Wait for a standby from now on. The voters first record that none is in sync: nothing is known about it."""
@@ -112,8 +115,15 @@ class Replica:
         """Run `call` when the packed directories of a submission have been sent."""
         if not self._stream.is_open or not self._waits or self._trees.issuperset(hashes):
             call()
-        else:
-            _in_thread(self._send_trees, self._stream.id, set(hashes) - self._trees, partial(self._post, call))
+            return
+        number = max(self._transfers, default=0) + 1
+        self._transfers[number] = time.monotonic()
+
+        def done() -> None:
+            del self._transfers[number]
+            call()
+
+        _in_thread(self._send_trees, self._stream.id, set(hashes) - self._trees, partial(self._post, done))
 
     def flush(self) -> None:
         """Send what has changed as one message; called once for each turn of the loop."""
@@ -136,7 +146,9 @@ class Replica:
             self._note(self._root / OWN_FILE)
         if self._stream.is_open and now - self._stream.sent_mono > BEAT_S:
             self._stream.send(self._stream.id)
-        if self._waits and self._held and now - self._held[0].since_mono > ACKNOWLEDGED_S:
+        since_mono = [held.since_mono for held in islice(self._held, 1)]
+        since_mono += [max(at_mono, self._stream.reply_mono) for at_mono in self._transfers.values()]
+        if self._waits and since_mono and now - min(since_mono) > ACKNOWLEDGED_S:
             self.leave()
         if self._incomplete_mono is not None and now - self._incomplete_mono > MISSING_S:
             self._incomplete_mono = None

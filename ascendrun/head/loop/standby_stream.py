@@ -17,13 +17,14 @@ WINDOW = 8
 
 class StandbyStream:
     """Use from any thread. One standby is connected at a time. `id` counts them; messages for an earlier one are not
-    sent. `number`, `acknowledged`: the newest message, and the newest that is on the standby's disk."""
+    sent. `number`, `acknowledged`: the newest message, and the newest that is on the standby's disk; `reply_mono`: when
+    that was learned."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._turn = threading.Condition()
         self.id = self.number = self.acknowledged = 0
-        self.sent_mono = 0.0
+        self.sent_mono = self.reply_mono = 0.0
         self._answer: Answer | None = None
 
     @property
@@ -53,7 +54,7 @@ class StandbyStream:
         with self._turn:
             is_known = stream == self.id and number <= self.number
             if is_known:
-                self.acknowledged = number
+                self.acknowledged, self.reply_mono = number, time.monotonic()
                 self._turn.notify_all()
             return is_known
 

@@ -220,6 +220,26 @@ def test_a_packed_directory_is_there_before_the_job(head: Head, tmp_path: Path) 
     assert (tmp_path / f"copy/trees/{'a' * 64}.tar").read_bytes() == content
 
 
+def test_a_submission_does_not_wait_for_a_standby_that_is_gone(
+    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head.alone()
+    copy = Copy(tmp_path / "copy")
+    copy.follow(head)
+    copy.await_sync(head)
+    monkeypatch.setattr(replicas, "BEAT_S", -1.0)
+    for _ in range(20):
+        head.replica.tick()
+    (tmp_path / "head/trees").mkdir()
+    (tmp_path / f"head/trees/{'a' * 64}.tar").write_bytes(b"packed")
+    head.replica.after_trees(["a" * 64], lambda: head.done.append("job"))
+    monkeypatch.setattr(replicas, "ACKNOWLEDGED_S", -1.0)
+    head.replica.tick()
+    assert (head.voters.asked[-1], head.done) == (False, [])
+    head.voters.agree()
+    assert await_true(lambda: head.turn() or head.done, deadline_s=20.0)  # type: ignore[func-returns-value]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_what_was_acknowledged_is_in_the_copy_whoever_is_killed(tmp_path: Path, seed: int) -> None:
     rng, head, copy = random.Random(seed), Head(tmp_path / "head"), Copy(tmp_path / "copy")
