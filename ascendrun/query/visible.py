@@ -78,7 +78,7 @@ def words_of(request: ReadJob, state_dir: Path) -> list[str]:
 
 
 def _refused(word: str) -> ConflictError:
-    return ConflictError.of("queue.reader-word", "{word} is not supported for a job of another user", word=word)
+    return ConflictError.of("queue.reader-flag", "{flag} is not supported for a job of another user", flag=word)
 
 
 def _run(words: Sequence[str], lang: str, state_dir: Path, stdout: int, stderr: int) -> int:
