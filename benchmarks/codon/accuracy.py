@@ -30,7 +30,7 @@ import torch
 from torch.nn import functional
 
 from ascendrun.programs.codon.__main__ import OPTIONS
-from ascendrun.programs.codon.context import SMOOTHING, Context, fill
+from ascendrun.programs.codon.context import Context, fill
 from ascendrun.programs.codon.files import load_stored
 from ascendrun.programs.codon.genes import Array, Genes, read_genes
 from ascendrun.programs.codon.model import batch_of, hidden
@@ -75,7 +75,7 @@ def main() -> None:
             model = load_stored(Path(name) / "out" / "best").make().eval()
         seeds[seed] = compare({**by_gene, "protein": model_losses(model, test)}, test, "protein", list(by_gene))
     tables = compare(by_gene, test, "counts", ["frequencies", "previous", "next"])
-    settings = {"smoothing": {**smoothing, "counts": SMOOTHING}, **MODEL, **TRAINING}
+    settings = {"smoothing": smoothing, **MODEL, **TRAINING}
     result = {"tables": tables, "seeds": seeds, **settings}
     write_result(Path(__file__).with_name("results") / "accuracy.json", result)
 

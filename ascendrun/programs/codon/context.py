@@ -10,8 +10,9 @@ from ascendrun.programs.codon.genes import Genes
 from ascendrun.programs.codon.vocabulary import FIRST_CODON, MASK_OF, PAD
 from ascendrun.programs.trainer.data import pad
 
-SMOOTHING = 30.0
-"""Codons with the frequencies of the organism that are added to the counts of each residue and neighbour."""
+SMOOTHINGS = (10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0, 100_000.0)
+"""Codons with the frequencies of the organism that are added to the counts of each residue and neighbour: few genes
+need more, so that chance is not learned."""
 OTHER = 0.001
 """Frequency of each token that is not a codon of the residue: `mask_schedule: constant` shows some at random."""
 COUNTED = 256
@@ -45,7 +46,7 @@ def fill(context: Context, genes: Genes) -> None:
     """Fill the rows of organisms that have none yet from the training genes.
 
     Those of a codon's own residue become its log frequency, next to 0 for all other tokens; the others become how much
-    likelier it is next to such a residue.
+    likelier it is next to such a residue, drawn to 0 as far as makes each codon likeliest by the counts of the others.
     """
     table = context.table.weight.data.view(-1, context.distances, FIRST_CODON, context.table.embedding_dim)
     numbers = genes.numbers(val=False)
@@ -60,13 +61,19 @@ def fill(context: Context, genes: Genes) -> None:
         is_codon = ids >= FIRST_CODON
         cells = rows[is_codon] * table.shape[-1] + (ids[is_codon] - FIRST_CODON)[:, None]
         counts += torch.bincount(cells.flatten(), minlength=len(counts))
-    counted = counts.view(table.shape).double()
+    seen = np.unique(np.asarray(genes.organisms)[numbers])
+    counted = counts.view(table.shape)[seen].double()
     residues = torch.tensor(MASK_OF[FIRST_CODON:])
     synonyms = (residues[:, None] == residues).double()
     own = counted[:, context.reach].sum(1, keepdim=True) + 1  # none has frequency 0
     frequencies = (own / (own @ synonyms))[:, None]
-    found = (counted / frequencies + SMOOTHING) / (counted @ synonyms + SMOOTHING)
+    totals = counted @ synonyms
+    fits = [  # how likely each codon is by the others
+        torch.xlogy(counted, (counted - 1 + each * frequencies) / (totals - 1 + each)).sum((2, 3))
+        for each in SMOOTHINGS
+    ]
+    smoothing = torch.tensor(SMOOTHINGS)[torch.stack(fits).argmax(0)][..., None, None]
+    found = (counted / frequencies + smoothing) / (totals + smoothing)
     is_own = torch.arange(FIRST_CODON)[:, None] == residues
     found[:, context.reach] = torch.where(is_own, frequencies[:, 0] / OTHER, 1.0)
-    seen = np.unique(np.asarray(genes.organisms)[numbers])
-    table[seen] = found[seen].log().float()
+    table[seen] = found.log().float()

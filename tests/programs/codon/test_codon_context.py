@@ -27,8 +27,9 @@ def data():
     return genes.generated(60, seed=5, val_size=0.2)
 
 
-@pytest.fixture(scope="module")
-def model(data):
+@pytest.fixture
+def model(data, monkeypatch):
+    monkeypatch.setattr(c, "SMOOTHINGS", (30.0,))
     found = make_model(SIZES, seed=1).eval()
     c.fill(found.context, data)
     return found
@@ -57,7 +58,7 @@ def expected(rows, ids, place, reach=2):
                 token for row in rows for at, token in enumerate(row)
                 if v.MASK_OF[token] == residue and near(row, at) == near(ids, place)
             )  # fmt: skip
-            smooth = (next_to[codon] + c.SMOOTHING * frequency) / (sum(next_to.values()) + c.SMOOTHING)
+            smooth = (next_to[codon] + 30 * frequency) / (sum(next_to.values()) + 30)
             logit += math.log(smooth / frequency)
         found.append(logit)
     return codons, found
@@ -75,6 +76,25 @@ def test_logits_are_those_of_counts_of_the_training_genes(data, model, place):
         assert found[codons].tolist() == pytest.approx(wanted, abs=1e-5)
         assert not found[: v.FIRST_CODON].any()
         assert torch.softmax(found, -1)[codons].sum() > 0.8
+
+
+def test_neighbours_that_show_nothing_of_a_codon_are_drawn_to_zero_and_others_are_not():
+    """Codons by chance, then each by the next residue."""
+    data = genes.generated(300, seed=5, val_size=0.2)
+    residues = genes.MASKS[data.tokens]
+    codons = [v.codons_of(v.RESIDUES[residue - v.FIRST_RESIDUE]) for residue in residues]
+
+    def largest(chosen):
+        tokens = np.array([own[choice % len(own)] for own, choice in zip(codons, chosen)], np.uint8)
+        context = make_model(SIZES, seed=1).context
+        c.fill(context, replace(data, tokens=tokens))
+        table = context.table.weight.view(SIZES.type_vocab_size, context.distances, -1)
+        return table.abs().amax((0, 2)).tolist()
+
+    _, before, own, after, _ = largest(np.random.default_rng(5).integers(12, size=len(codons)))
+    assert before < 0.2 and after < 0.2 < own
+    _, before, own, after, _ = largest([*(residues[1:] % 2), 0])
+    assert before < 0.5 and after > 1
 
 
 def test_a_validation_gene_and_an_organism_without_genes_count_nothing(data, model):
