@@ -251,8 +251,12 @@ class Replica:
         for sha256 in sorted(hashes):
             with suppress(OSError):  # the start of its job reports what is missing here
                 self._stream.send_large(stream, f"trees/{sha256}.tar")
-            self._post(partial(self._trees.add, sha256))
+            self._post(partial(self._note_tree, stream, sha256))
         then()
+
+    def _note_tree(self, stream: int, sha256: str) -> None:
+        if stream == self._stream.id:  # else the standby that got parts of it is not connected any more
+            self._trees.add(sha256)
 
     def _end_copy(self, stream: int) -> None:
         number = self._stream.send(stream)

@@ -240,6 +240,34 @@ def test_a_submission_does_not_wait_for_a_standby_that_is_gone(
     assert await_true(lambda: head.turn() or head.done, deadline_s=20.0)  # type: ignore[func-returns-value]
 
 
+def test_a_packed_directory_that_was_sent_to_nobody_is_sent_to_the_next_standby(
+    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head.alone()
+    copy, path = Copy(tmp_path / "copy"), f"trees/{'a' * 64}.tar"
+    copy.follow(head)
+    copy.await_sync(head)
+    with monkeypatch.context() as patch:
+        patch.setattr(replicas, "BEAT_S", -1.0)
+        for _ in range(20):
+            head.replica.tick()
+    (tmp_path / "head/trees").mkdir()
+    (tmp_path / "head" / path).write_bytes(b"packed")
+
+    def is_done(name: str) -> bool:
+        head.turn()
+        copy.take(head)
+        return name in head.done
+
+    head.replica.after_trees(["a" * 64], lambda: head.done.append("first"))
+    copy.follow(head)  # it was started again
+    assert await_true(lambda: is_done("first"), deadline_s=20.0)
+    copy.await_sync(head)
+    head.replica.after_trees(["a" * 64], lambda: head.done.append("second"))
+    assert await_true(lambda: is_done("second"), deadline_s=20.0)
+    assert (tmp_path / "copy" / path).read_bytes() == b"packed"
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_what_was_acknowledged_is_in_the_copy_whoever_is_killed(tmp_path: Path, seed: int) -> None:
     rng, head, copy = random.Random(seed), Head(tmp_path / "head"), Copy(tmp_path / "copy")
