@@ -1,4 +1,4 @@
-"""Logits of codons by organism and by the residues around them: a table that starts from counts and is trained on."""
+"""Logits of codons by organism and by the residues around them: a table of counts, which the layers add to."""
 
 from __future__ import annotations
 
@@ -21,12 +21,17 @@ COUNTED = 256
 
 class Context(nn.Module):
     """A row of the table has the logits of all codons, given one residue. Rows are by organism, by distance of the
-    residue from -`reach` to `reach`, and by residue; the start, the end and padding count as residues."""
+    residue from -`reach` to `reach`, and by residue; the start, the end and padding count as residues.
+
+    It is not trained: it has counts of all training genes, and may have more weights than the layers, whose gradients
+    would be exchanged at each step.
+    """
 
     def __init__(self, organisms: int, reach: int) -> None:
         super().__init__()
         self.reach, self.distances = reach, 2 * reach + 1
         self.table = nn.Embedding(organisms * self.distances * FIRST_CODON, len(MASK_OF) - FIRST_CODON)
+        self.requires_grad_(False)
 
     def forward(self, ids: torch.Tensor, organisms: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
         """Return what is added to logits, which is 0 for tokens that are not codons. Arguments: as of the model."""

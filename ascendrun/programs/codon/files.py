@@ -26,6 +26,8 @@ TYPES = "bert.embeddings.token_type_embeddings.weight"
 POSITIONS = "bert.embeddings.position_embeddings.weight"
 PREFIXES = ("model.", "module.", "_orig_mod.")
 """Of wrappers, in the names of weights in .ckpt files."""
+NOT_TRAINED = ("bert.pooler.", "context.")
+"""Beginnings of names of weights."""
 NOT_WEIGHTS = ("position_ids", "token_type_ids", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
 """Endings of names that other files may have: constants, and tied weights again."""
 
@@ -50,7 +52,7 @@ class Stored:
             model = CodonModel(config, **given)
         model.load_state_dict({**dict(weights)}, assign=True)
         for name, weight in model.named_parameters():
-            weight.requires_grad_("pooler" not in name)
+            weight.requires_grad_(not name.startswith(NOT_TRAINED))
         return model
 
 

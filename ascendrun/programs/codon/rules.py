@@ -168,7 +168,7 @@ def flops_per_token(hidden: int, inner: int, layers: int, attended: float, learn
 @dataclass(frozen=True)
 class CodonShape(Shape):
     """A BigBird: biases everywhere, two norms a layer, embeddings of positions and organisms, a layer of no use. With
-    `context_residues` on each side, also a table of codons by organism, distance and residue."""
+    `context_residues` on each side, also a table of codons by organism, distance and residue, which is not trained."""
 
     organisms: int
     context_residues: int = 0
@@ -182,8 +182,12 @@ class CodonShape(Shape):
     def outside(self) -> int:
         rows = self.vocabulary + (self.positions or 0) + self.organisms
         own = rows * self.hidden + 2 * self.hidden * (self.hidden + 1) + 4 * self.hidden + self.vocabulary
+        return own + self.context
+
+    @property
+    def context(self) -> int:
         distances = 2 * self.context_residues + 1 if self.context_residues else 0
-        return own + self.organisms * distances * FIRST_CODON * len(CODONS)
+        return self.organisms * distances * FIRST_CODON * len(CODONS)
 
 
 @dataclass(frozen=True)
@@ -251,7 +255,7 @@ def work_of(options: Mapping[str, Any], model: CodonShape | None, rows: RowsOfRa
         model,
         rows,
         learned=1.0 if options["mask_schedule"] in MEAN_RATES else options["mlm_probability"],
-        trained=model.weights - model.hidden * (model.hidden + 1),
+        trained=model.weights - model.hidden * (model.hidden + 1) - model.context,
         weight_bytes_saved=2 * 4 * model.weights,
         attention=str(options["attention"]),
     )

@@ -10,6 +10,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from ascendrun.options import with_defaults
+from ascendrun.planner.models import RowsOfRanks
 from ascendrun.programs.codon import files
 from ascendrun.programs.codon import rules as plan
 from ascendrun.programs.codon import vocabulary as v
@@ -17,6 +19,7 @@ from ascendrun.programs.codon.model import CodonModel, Config, make_model
 from ascendrun.programs.codon.train import mean_attended
 from ascendrun.programs.devices.attention import Segments
 from ascendrun.programs.errors import InvalidDataError
+from tests.programs.codon.test_codon_plan import TABLE
 
 SMALL = Config(
     hidden_size=64, num_hidden_layers=2, num_attention_heads=1, intermediate_size=96, max_position_embeddings=48
@@ -53,8 +56,11 @@ def test_the_default_model_has_the_guides_weights():
 @pytest.mark.parametrize("reach, organisms", [(0, 164), (1, 164), (3, 165)])
 def test_the_plan_has_the_weights_of_a_model_with_a_context(reach, organisms):
     config = replace(SMALL, context_residues=reach, type_vocab_size=organisms)
-    shape = plan.shape_of_config(config.as_json())
-    assert shape.weights == sum(weight.numel() for weight in make_model(config, seed=1).parameters())
+    shape, weights = plan.shape_of_config(config.as_json()), list(make_model(config, seed=1).parameters())
+    assert shape.weights == sum(weight.numel() for weight in weights)
+    rows = RowsOfRanks(1, "cpu", 9, 50.0, 60)
+    work = plan.work_of(with_defaults(TABLE, {"mode": "pretrain"}), shape, rows)
+    assert work.trained == sum(weight.numel() for weight in weights if weight.requires_grad)
 
 
 def test_logits_equal_those_of_transformers_with_padding(theirs):
