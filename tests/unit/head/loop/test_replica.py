@@ -112,6 +112,15 @@ def jobs_in(folder: Path) -> dict[str, State]:
         return {stored.job.id: stored.job.state for stored in store.jobs.all()}
 
 
+def synced(head: Head, folder: Path) -> Copy:
+    """Return the copy of a standby that has everything."""
+    head.alone()
+    copy = Copy(folder / "copy")
+    copy.follow(head)
+    copy.await_sync(head)
+    return copy
+
+
 def test_nothing_waits_without_a_standby_once_the_voters_know(head: Head) -> None:
     head.do("early")
     assert (head.done, head.voters.asked) == ([], [False])
@@ -141,10 +150,7 @@ def test_what_is_done_waits_for_the_copy_of_what_was_stored(head: Head, tmp_path
 def test_a_message_without_the_change_does_not_stand_for_it(
     head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head.alone()
-    copy = Copy(tmp_path / "copy")
-    copy.follow(head)
-    copy.await_sync(head)
+    copy = synced(head, tmp_path)
     (job,) = submit(head.store, submission("job"))
     head.do("answer")
     monkeypatch.setattr(replicas, "BEAT_S", -1.0)
@@ -159,10 +165,7 @@ def test_a_message_without_the_change_does_not_stand_for_it(
 def test_a_standby_that_does_not_acknowledge_is_left_only_when_the_voters_know(
     head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head.alone()
-    copy = Copy(tmp_path / "copy")
-    copy.follow(head)
-    copy.await_sync(head)
+    copy = synced(head, tmp_path)
     submit(head.store, submission("job"))
     head.do("answer")
     head.turn()
@@ -202,10 +205,7 @@ def test_a_copy_that_stays_incomplete_is_reported_once(
 
 
 def test_a_packed_directory_is_there_before_the_job(head: Head, tmp_path: Path) -> None:
-    head.alone()
-    copy = Copy(tmp_path / "copy")
-    copy.follow(head)
-    copy.await_sync(head)
+    copy = synced(head, tmp_path)
     content = random.Random(1).randbytes(20 << 20)
     (tmp_path / "head/trees").mkdir()
     (tmp_path / f"head/trees/{'a' * 64}.tar").write_bytes(content)
@@ -223,10 +223,7 @@ def test_a_packed_directory_is_there_before_the_job(head: Head, tmp_path: Path) 
 def test_a_submission_does_not_wait_for_a_standby_that_is_gone(
     head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    head.alone()
-    copy = Copy(tmp_path / "copy")
-    copy.follow(head)
-    copy.await_sync(head)
+    synced(head, tmp_path)
     monkeypatch.setattr(replicas, "BEAT_S", -1.0)
     for _ in range(20):
         head.replica.tick()
