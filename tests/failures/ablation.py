@@ -1,6 +1,6 @@
 """How well a failure is understood without the catalogue: the corpus with some rows or one vocabulary left out.
 
-python -m tests.failures.ablation    one line for each share of rows, each family and each vocabulary; ten minutes
+python -m tests.failures.ablation    one line for each share of rows, each vocabulary and each family; half an hour
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from corpus import Case, case_files, load
 
 from ascendrun.ascend import signatures, vocabularies
 from ascendrun.ascend.signatures import Signature
+from ascendrun.ascend.vocabularies import read_table
 from ascendrun.health.diagnosis import Confidence, Diagnosis, diagnose
 
-TABLES = ("hccl", "nccl", "acl", "cann", "cuda", "errnos", "exceptions", "exits", "kernel", "concepts")
+FILES = sorted(Path(vocabularies.__file__).parent.glob("*.toml"))
+TABLES = [path.stem for path in FILES if "values" in read_table(path.stem) and path.stem not in ("conclusions", "rows")]
+"""The vocabularies; the two others have the codes of the rows and of the rules themselves."""
 
 
 class Score(NamedTuple):

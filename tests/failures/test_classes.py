@@ -43,11 +43,11 @@ def test_domains_are_right_with_half_of_the_rows_and_with_none(share: float, see
 
 @pytest.mark.slow
 def test_no_vocabulary_is_needed_by_all_without_the_rows() -> None:
-    """Every second case, without the catalogue and one vocabulary: what is left is still enough for nine of ten."""
+    """Every third case, without the catalogue and each vocabulary in turn: what is left is enough for nine of ten."""
     with share_of_rows(0.0, seed=1):
         for name in ABLATED:
             with without_vocabulary(name):
-                found = score(CASES[::2])
+                found = score(CASES[::3])
             assert found.domain >= 0.88 and not found.wrong, name
 
 
