@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from enum import Enum
 from typing import Any
@@ -86,3 +86,12 @@ def job_event_records(events: Sequence[JobEvent], names: Mapping[str, str]) -> l
 
 def format_rfc3339(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def flattened(value: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the values of nested mappings as texts, each with its names joined by dots; not those that are None."""
+    if isinstance(value, Mapping) and value:
+        for name, part in value.items():
+            yield from flattened(part, f"{path}.{name}" if path else str(name))
+    elif value is not None:
+        yield path, " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

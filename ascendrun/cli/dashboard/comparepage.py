@@ -11,6 +11,7 @@ from ascendrun.cli.report.charts import chart_json, chart_title
 from ascendrun.cli.report.page import list_tiles
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.names import split_list
+from ascendrun.core.records import flattened
 from ascendrun.health.report.charts import Chart, Line, thin
 from ascendrun.text import Text, language
 
@@ -72,15 +73,7 @@ def join_charts(names: Sequence[str], reports: Sequence[Report]) -> Iterator[Cha
 
 def differing(specs: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Sequence[str]]]:
     """Yield the options that are not equal in all jobs, with the value of each."""
-    yield from _by_name([dict(_flat(spec)) for spec in specs])
-
-
-def _flat(value: object, path: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping) and value:
-        for name, part in value.items():
-            yield from _flat(part, f"{path}.{name}" if path else str(name))
-    elif value is not None:
-        yield path, " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    yield from _by_name([dict(flattened(spec)) for spec in specs])
 
 
 def _by_name(rows: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, Sequence[str]]]:

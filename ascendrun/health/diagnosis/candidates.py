@@ -34,7 +34,8 @@ def _by_reason(suspects: Iterable[Suspect]) -> list[Suspect]:
     uncertainty of the clocks, or with the same last output."""
     groups: list[list[Suspect]] = []
     for one in sorted(suspects, key=lambda one: one.at_s):
-        known = [group for group in groups if group[0].sameness == one.sameness and _is_one_end(group[-1], one)]
+        same = (group for group in groups if (group[0].code, group[0].key) == (one.code, one.key))
+        known = [group for group in same if _is_one_end(group[-1], one)]
         if known:
             known[0].append(one)
         else:

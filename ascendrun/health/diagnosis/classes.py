@@ -7,9 +7,8 @@ kernel events of the first ranks give the domain of a failure whose message nobo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ascendrun.ascend import vocabularies
 from ascendrun.ascend.compatibility import misfits_in
@@ -20,6 +19,7 @@ from ascendrun.core.jobs.outcome import exit_reason
 from ascendrun.core.jobs.reasons import LOST, FirstFailure, Reason, because
 from ascendrun.core.jobs.restart import Failure, Kind
 from ascendrun.core.jobs.roles import named_rank
+from ascendrun.core.records import flattened
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.candidates import is_timely
 from ascendrun.health.diagnosis.evidence import Evidence, surely_before
@@ -254,7 +254,7 @@ MOST_DIFFERENCES = 6
 def differences_of(evidence: Evidence, hosts: tuple[str, ...], domain: str) -> tuple[Proof, ...]:
     """Return what each of the hosts has and no other host of its role, as observations; () also if nothing was
     recorded."""
-    known = {one.host: dict(_flat(one.facts)) for one in evidence.hosts if one.facts}
+    known = {one.host: dict(flattened(one.facts)) for one in evidence.hosts if one.facts}
     roles = {one.host: evidence.labels.get(one.rank, "").rpartition("/")[0] for one in evidence.ranks}
     found: list[tuple[int, Proof]] = []
     fits = vocabularies.following(domain).get("facts", "").split()
@@ -262,21 +262,11 @@ def differences_of(evidence: Evidence, hosts: tuple[str, ...], domain: str) -> t
         like_it = [one for one in known if one not in hosts and roles.get(one, "") == roles.get(host, "")]
         for key, own in known[host].items():
             theirs = {known[other].get(key, "-") for other in like_it}
-            if len(theirs) == 1 and own not in theirs:
+            if len(theirs) == 1 and own not in theirs and vocabularies.alike("of-each-host").isdisjoint(key.split(".")):
                 text = listed("diagnosis.differs", host=host, key=key, own=own, others=theirs.pop())
                 place = fits.index(key.partition(".")[0]) if key.partition(".")[0] in fits else len(fits)
                 found.append((place, Proof(text, host=host)))
     return tuple(proof for _, proof in sorted(found, key=lambda one: one[0]))[:MOST_DIFFERENCES]
-
-
-def _flat(facts: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    for key, value in facts.items():
-        if key in vocabularies.alike("of-each-host"):
-            continue
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", str(value)
 
 
 # ---------------------------------------------------------------- what follows for the restart
@@ -327,13 +317,11 @@ def _reason(found: Diagnosis, evidence: Evidence) -> Reason:
         return because(found.code, found.hosts, found.ranks)
     if not found.ranks:
         return because("hosts-failed", found.hosts) if found.hosts else because("first-unknown")
-    rank = next((one for one in evidence.ranks if one.rank == found.ranks[0]), None)
-    if rank is not None and len(found.ranks) == 1:
-        named = named_rank(found.ranks, evidence.labels)
-        if rank.start_failed is not None:
-            return because("rank-start-failed", [rank.host], found.ranks, rank.start_failed, **named)
-        if rank.code or (rank.signal is not None and not rank.stopped):  # a code is its own, also during a stop
-            end = exit_reason(rank.rank, rank.host, Exit(rank.code, rank.signal, 0), evidence.labels)
-            return because(end.code, found.hosts, found.ranks, **end.values)
-        return because("rank-failed", found.hosts, found.ranks, **named)
-    return because("rank-failed" if len(found.ranks) == 1 else "ranks-failed", found.hosts, found.ranks)
+    rank = next((one for one in evidence.ranks if (one.rank,) == found.ranks), None)
+    named = named_rank(found.ranks, evidence.labels)
+    if rank is not None and rank.start_failed is not None:
+        return because("rank-start-failed", [rank.host], found.ranks, rank.start_failed, **named)
+    if rank is not None and (rank.code or (rank.signal is not None and not rank.stopped)):
+        end = exit_reason(rank.rank, rank.host, Exit(rank.code, rank.signal, 0), evidence.labels)
+        return because(end.code, found.hosts, found.ranks, **end.values)  # a code is its own, also during a stop
+    return because("rank-failed" if len(found.ranks) == 1 else "ranks-failed", found.hosts, found.ranks, **named)

@@ -218,11 +218,6 @@ def earliest(moments: Iterable[Moment | None]) -> Moment | None:
     return min(known, key=lambda one: one.at_s, default=None)
 
 
-def is_after_stop(host: HostEvidence, node_s: float | None, *, slack_s: float = 0.02) -> bool:
-    """Return whether an event came after the host's ranks were stopped (same clock, so exact)."""
-    return node_s is not None and host.stopped_at_s is not None and node_s > host.stopped_at_s + slack_s
-
-
 def stamp_of(text: str) -> float | None:
     """Return the time in a log line, interpreted as UTC; None: not found."""
     found = _STAMP.search(text[:200])

@@ -6,7 +6,6 @@ The keys of translations: `diagnosis.CODE.message|cause|hint`, `diagnosis.end.CO
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -14,14 +13,13 @@ from ascendrun.ascend.signatures import Description, scan, signature_of, stronge
 from ascendrun.ascend.vocabularies import is_of_several, is_open
 from ascendrun.health.diagnosis.result import Diagnosis, Proof, Role
 from ascendrun.health.hints import fitting
-from ascendrun.text import Rendered, Text, language, listed, template_of, translations
+from ascendrun.text import Rendered, Text, fill, language, listed, translations
 from ascendrun.text.format import label_ranks
 
 MESSAGE_CHARACTERS, TAIL_CHARACTERS, DETAIL_CHARACTERS = 300, 120, 240
 """Of a message next to the text of its signature; a message without a signature is not shortened."""
 FIRST = listed("diagnosis.first")
 NOT_RESTARTED = listed("diagnosis.not-restarted")
-_PLACE = re.compile(r"\{([a-z_]+)\}")
 
 
 def render(diagnosis: Diagnosis, lang: str | None = None) -> Diagnosis:
@@ -67,7 +65,7 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
     fits = {**diagnosis.given, "domain": diagnosis.domain}
     misfit = [values["misfit"]] if "misfit" in values else []
     if f"diagnosis.{diagnosis.code}.message" in translations("en"):
-        texts = {part: _fill(_sentence(diagnosis, part, lang), values) for part in ("message", "cause", "hint")}
+        texts = {part: _sentence(diagnosis, part, values, lang) for part in ("message", "cause", "hint")}
         hints = [texts["hint"]]
         if diagnosis.code == "exception":
             texts["cause"], hints = _of_exception(diagnosis, values, lang, cause=texts["cause"])
@@ -141,13 +139,13 @@ def _advice(values: Mapping[str, str], lang: str) -> list[str]:
     return [listed("diagnosis.advice", advice=values["advice"]).render(lang)] if "advice" in values else []
 
 
-def _sentence(diagnosis: Diagnosis, part: str, lang: str) -> str:
-    """Return the template of a part: that of the signal or exit code, else of the code; "" without one."""
+def _sentence(diagnosis: Diagnosis, part: str, values: Mapping[str, str], lang: str) -> str:
+    """Return a part: that of the signal or exit code, else of the code; "" without one."""
     kind, value = ("exit-code", "code") if diagnosis.code == "exit-code" else ("signal", "signal")
     english = translations("en")
     for key in (f"diagnosis.{kind}.{diagnosis.values.get(value, '')}.{part}", f"diagnosis.{diagnosis.code}.{part}"):
         if key in english:
-            return template_of(key, english[key], lang)
+            return fill(key, english[key], values, lang=lang)
     return ""
 
 
@@ -158,7 +156,7 @@ def _short(code: str, values: Mapping[str, str | Rendered], lang: str, role: Rol
     plain = {name: _string(value, lang) for name, value in values.items()}
     key = f"diagnosis.end.{code}"
     if key in translations("en"):
-        return _fill(template_of(key, translations("en")[key], lang), plain)
+        return fill(key, translations("en")[key], plain, lang=lang)
     signature = signature_of(code)
     return code if signature is None else signature.words(lang, plain).message
 
@@ -174,8 +172,3 @@ def _evidence(proof: Proof, labels: Mapping[int, str]) -> str | Text:
         return proof.text
     place = who((proof.rank,), (proof.host,) if proof.host else (), labels)
     return Text("cli.at", "{place}: {message}", place=place, message=proof.text)
-
-
-def _fill(text: str, values: Mapping[str, str]) -> str:
-    """Replace each {name} by its value, or by "?" without one."""
-    return _PLACE.sub(lambda place: values.get(place[1], "?"), text)

@@ -143,10 +143,6 @@ class Suspect:
     def is_credible(self) -> bool:
         return self.strength >= CREDIBLE
 
-    @property
-    def sameness(self) -> str:
-        return f"{self.code}|{self.key}"
-
 
 def proof_of(evidence: Evidence, line: Line, of: RankEvidence | HostEvidence) -> Proof:
     """Return a line of a rank's output, or of a host's log, as a proof."""
@@ -157,7 +153,7 @@ def proof_of(evidence: Evidence, line: Line, of: RankEvidence | HostEvidence) ->
 
 
 _NUMBERS = re.compile(r"\w*\d\w*")
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S+")
+QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|\S*/\S+")
 
 
 def normalised(text: str) -> str:
@@ -167,7 +163,7 @@ def normalised(text: str) -> str:
 
 def without_quotes(text: str) -> str:
     """Remove quoted names and paths."""
-    return _QUOTED.sub("'…'", text)
+    return QUOTED.sub("'…'", text)
 
 
 def same_line(code: str, text: str) -> str:

@@ -22,10 +22,7 @@ LOW_MEMORY_SHARE = 0.03
 
 
 def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return next((one.name for one in signal.Signals if one == number), f"signal {number}")
 
 
 def signal_of(rank: RankEvidence) -> int | None:

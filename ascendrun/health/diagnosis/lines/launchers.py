@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from ascendrun.ascend.vocabularies import says, wording
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
-from ascendrun.health.diagnosis.lines.tracebacks import find_chains, rank_of_prefix, split_prefix
-from ascendrun.health.diagnosis.result import normalised
+from ascendrun.health.diagnosis.lines.tracebacks import read_chains, same_exception, split_prefix
 
 LAUNCHERS = frozenset({"torchrun", "deepspeed", "none"})
 """Launchers of which the evidence has the process of each node, not its ranks."""
@@ -57,7 +56,7 @@ def _expand_process(process: RankEvidence, *, is_alone: bool) -> tuple[RankEvide
     ends = {end.rank: end for end in found_ends}
     by_rank: dict[int | None, list[Line]] = {}
     for line in process.lines:
-        by_rank.setdefault(rank_of_prefix(split_prefix(line.text)[0]), []).append(line)
+        by_rank.setdefault(split_prefix(line.text)[1], []).append(line)
     loose = by_rank.pop(None, [])
     numbers = sorted({*ends, *(rank for rank in by_rank if rank is not None)})
     roots = [end.rank for end in ends.values() if end.is_root]
@@ -71,8 +70,8 @@ def _owners(ends: Mapping[int, InnerEnd], loose: Sequence[Line]) -> tuple[int, .
     many equal tracebacks."""
     root = next(end for end in ends.values() if end.is_root)
     alike = tuple(end.rank for end in ends.values() if end.code == root.code)
-    chains = find_chains([line for line in loose if not says(line.text, "of-launcher")])
-    counted = Counter((chain.root.type, normalised(chain.root.message), chain.root.where) for chain in chains)
+    chains, _ = read_chains([line for line in loose if not says(line.text, "of-launcher")])
+    counted = Counter(map(same_exception, chains))
     return alike if counted and max(counted.values()) >= len(alike) else (root.rank,)
 
 
@@ -103,7 +102,7 @@ def _inner(process: RankEvidence, end: InnerEnd, lines: Sequence[Line], loose: S
 
 def find_torchrun_ends(lines: Sequence[Line]) -> tuple[InnerEnd, ...]:
     """Return ends from torchrun's summary of failed ranks; () if missing."""
-    whole = "\n".join(split_prefix(line.text)[1] for line in lines)
+    whole = "\n".join(split_prefix(line.text)[2] for line in lines)
     heads = [(found.start(), found["root"] is not None) for found in wording("torchrun-head").finditer(whole)]
     ends = []
     for found in wording("torchrun-entry").finditer(whole):

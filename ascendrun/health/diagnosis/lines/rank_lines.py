@@ -15,7 +15,7 @@ from ascendrun.ascend.signatures import Hit, scan
 from ascendrun.ascend.vocabularies import alike, class_of, is_kind, is_try, is_warning, says, values_in, wording
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis import result
-from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence, is_after_stop, moment
+from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence, moment
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised, read_chains, same_exception
 
 _BARE = re.compile(r"[\d.]+|localhost")
@@ -148,8 +148,9 @@ class RankLines:
         return at_s is not None and until_s is not None and until_s - at_s >= SURVIVED_S
 
     def is_late(self, line: Line) -> bool:
-        """Return whether it came after the rank was stopped."""
-        return is_after_stop(self.host, line.at_s) and (self.rank.stopped or not self.rank.has_ended)
+        """Return whether it came after the rank was stopped (same clock, so exact)."""
+        lag_s = 0.0 if line.at_s is None or self.host.stopped_at_s is None else line.at_s - self.host.stopped_at_s
+        return lag_s > 0.02 and (self.rank.stopped or not self.rank.has_ended)
 
     def is_terminal(self, index: int) -> bool:
         """Return whether little output came after it: the rank did not keep working."""
@@ -185,8 +186,6 @@ def is_specific(hit: Hit) -> bool:
 # ---------------------------------------------------------------- exceptions raised while another was handled
 
 _ERRNO = re.compile(r"^\[Errno -?\d+\]\s*")
-_NAMED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
-_RAISES = re.compile(r"raise\b")
 LONG_ENOUGH = 5
 """Characters. Shorter texts occur in many messages."""
 
@@ -212,7 +211,7 @@ def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) ->
         if any(hit.signature.family == "memory" for hit in known):  # of a batch that may be retried, or of all
             ends, is_argued = place, True
             break
-        if _RAISES.match(later.statement) and later.raised_in == before[0].caught_in:
+        if later.statement.split(None, 1)[:1] == ["raise"] and later.raised_in == before[0].caught_in:
             is_argued = is_argued or bool(known)  # a handler in the function of the earlier exception replaced it
             continue
         begins, is_argued = place, not all(is_kind(one.type, "asks") for one in before)
@@ -222,7 +221,7 @@ def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) ->
 def retells(later: Raised, earlier: Raised) -> bool:
     """Return whether the later message contains the earlier type, message, or a name in that message."""
     message = _ERRNO.sub("", earlier.message)
-    names = [one for found in _NAMED.findall(message) for one in found]
+    names = (name.strip("'\"") for name in result.QUOTED.findall(message))
     words = [earlier.short_type, message.partition(": '")[0], message, *names]
     return says(later.text, "points-elsewhere") or any(
         len(word) >= LONG_ENOUGH and word in later.message for word in words

@@ -11,8 +11,7 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.result import normalised
 
-PREFIX = re.compile(r"^(?:\[(?:[A-Za-z_]+)?(\d+)\]:[ ]?)+")
-_RANK = re.compile(r"\[rank(\d+)\]:")
+_PREFIX = re.compile(r"^(?:\[(?:rank(?P<rank>\d+)|[A-Za-z_]*\d+)\]:[ ]?)+")
 TRACEBACK_HEAD = "Traceback (most recent call last)"
 _BOX = ("│", "╭", "╰", "└", "┌")
 _PREFIXED = re.compile(r'^(?!\s*File )(?P<prefix>\S.{2,120}?)\s\sFile "[^"]+", line \d+')
@@ -20,9 +19,6 @@ _TRACEBACK, _FRAME, _BOXED_FRAME = map(wording, ("traceback", "frame", "boxed-fr
 _SURE, _ANY = wording("exception"), wording("name-and-message")
 _DURING = "During handling of the above exception, another exception occurred"
 _DIRECT = "The above exception was the direct cause of the following exception"
-_THREAD = re.compile(r"^Exception in thread ")
-_OF_THREAD = re.compile(r"/threading\.py$")
-"""Where the tracebacks of threads begin."""
 _INSTALLED = re.compile(r"-packages/|lib/python3[\d.]*/|<frozen ")
 TORN_LINES = 8
 NOISE_LIMIT = 60
@@ -103,33 +99,26 @@ def same_exception(chain: Chain) -> str:
     return f"{chain.root.type}|{chain.root.where}|{normalised(chain.root.message)}"
 
 
-def split_prefix(text: str) -> tuple[str | None, str]:
-    """Return ("[rank3]:", rest) for lines of torch and torchrun; (None, text) for others."""
-    found = PREFIX.match(text) if text[:1] == "[" else None
-    return (None, text) if found is None else (found.group().rstrip(), text[found.end() :])
-
-
-def rank_of_prefix(prefix: str | None) -> int | None:
-    found = _RANK.search(prefix or "")
-    return int(found.group(1)) if found else None
-
-
-def find_chains(lines: Sequence[Line]) -> tuple[Chain, ...]:
-    """Return every chain of exceptions, by its last line."""
-    return read_chains(lines)[0]
+def split_prefix(text: str) -> tuple[str | None, int | None, str]:
+    """Return ("[rank3]:", 3, rest) for lines of torch, ("[default0]:", None, rest) for lines of torchrun; (None, None,
+    text) for others."""
+    found = _PREFIX.match(text) if text[:1] == "[" else None
+    if found is None:
+        return None, None, text
+    return found.group().rstrip(), None if found["rank"] is None else int(found["rank"]), text[found.end() :]
 
 
 def read_chains(lines: Sequence[Line]) -> tuple[tuple[Chain, ...], list[int]]:
-    """Return every chain, and the lines of tracebacks that have lost their head or their exception."""
-    groups: dict[tuple[str, str | None], list[tuple[int, str]]] = {}  # of each stream, and each rank in a stream
+    """Return every chain of exceptions, by its last line, and the lines of tracebacks that have lost a part."""
+    groups: dict[tuple[str, str | None, int | None], list[tuple[int, str]]] = {}  # of each stream, and its ranks
     for index, line in enumerate(lines):
-        prefix, text = split_prefix(line.text)
-        groups.setdefault((line.stream, prefix), []).append((index, text))
+        prefix, rank, text = split_prefix(line.text)
+        groups.setdefault((line.stream, prefix, rank), []).append((index, text))
     found: list[Chain] = []
     torn: list[int] = []
-    for (_, prefix), group in groups.items():
+    for (_, _, rank), group in groups.items():
         parser = _Parser(group)
-        found.extend(replace(chain, rank=rank_of_prefix(prefix)) for chain in parser.chains())
+        found.extend(replace(chain, rank=rank) for chain in parser.chains())
         torn.extend(parser.torn)
     return tuple(sorted(found, key=lambda chain: chain.last)), sorted(torn)
 
@@ -217,7 +206,7 @@ class _Parser:
         elif says(text, "ignored"):
             self._close()
             self._kind = "ignored"
-        elif _THREAD.match(text):
+        elif text.startswith("Exception in thread "):
             self._close()
             self._kind = "thread"
 
@@ -227,7 +216,7 @@ class _Parser:
         else:
             kind = self._kind if not self._open else "main"
             self._close()
-            self._kind = "thread" if _OF_THREAD.search(raised.caught_in[0]) else kind
+            self._kind = "thread" if raised.caught_in[0].endswith("/threading.py") else kind
             self._open = [raised]
         self._linked = None
 

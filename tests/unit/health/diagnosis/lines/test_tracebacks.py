@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascendrun.health.diagnosis.evidence import Line
-from ascendrun.health.diagnosis.lines.tracebacks import find_chains, unfold
+from ascendrun.health.diagnosis.lines.tracebacks import read_chains, unfold
 
 
 def kind_of(text: str) -> str:
-    [chain] = find_chains([Line(one, "f", 0, None, "err") for one in text.split("\n")])
+    [chain], _ = read_chains([Line(one, "f", 0, None, "err") for one in text.split("\n")])
     return chain.kind
 
 
@@ -50,7 +50,7 @@ def test_what_python_passed_over_is_marked() -> None:
     )
 )
 def test_no_mixture_of_lines_breaks_the_search(texts: Sequence[str]) -> None:
-    found = find_chains([Line(text, "f", 0, None, "err") for text in texts])
+    found, _ = read_chains([Line(text, "f", 0, None, "err") for text in texts])
     assert all(0 <= chain.first <= chain.last < len(texts) for chain in found)
 
 
@@ -73,7 +73,7 @@ TRACEBACK = (
 def test_a_traceback_within_one_line_is_read_like_any_other(text: str) -> None:
     line = Line(text, "rank-0.out.0", 700, 12.5, "out")
     pieces = unfold([Line("before", "f"), line])
-    raised = find_chains(pieces)[0].root
+    raised = read_chains(pieces)[0][0].root
     assert (raised.type, raised.where) == ("ValueError", "train.py:9")
     assert raised.message == "比率 'a' is \"odd\""
     assert {(piece.file, piece.offset, piece.at_s) for piece in pieces[1:]} == {("rank-0.out.0", 700, 12.5)}
