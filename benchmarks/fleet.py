@@ -138,6 +138,12 @@ class Node:
             "live": live,
         }
 
+    async def room(self) -> None:
+        """Return when there is a connection that takes more; the head may be about to make another."""
+        while self.session is None:
+            await asyncio.sleep(TURN_S)
+        await self.session.can_write.wait()
+
     def append(self, file: str, data: bytes) -> None:
         """Append to a file; its followers get it."""
         stream = self.streams.setdefault(file, Stream())
@@ -390,8 +396,7 @@ class Fleet:
 
         async def send(node: Node) -> None:
             for _ in range(mb * 1_000_000 // len(piece)):
-                assert node.session is not None
-                await node.session.can_write.wait()
+                await node.room()
                 node.append(f"rank-{node.ranks[0]}.out", piece)
 
         await asyncio.gather(*(send(node) for node in self.ready()[:hosts]))
@@ -401,8 +406,7 @@ class Fleet:
         began_ns, nodes = time.time_ns() - 3600 * 10**9, self.ready()[:hosts]
         for number in range(samples):
             for node in nodes:
-                assert node.session is not None
-                await node.session.can_write.wait()
+                await node.room()
                 node.sample(began_ns + number * 3600 * 10**9 // samples, number)
             await asyncio.sleep(0)
 

@@ -207,6 +207,7 @@ def parse_optical(text: str) -> Optical:
     return Optical(errors=errors, unparsed=reading.unparsed_of(block.rest()), rx_power_mw=power, flags=flags, **values)
 
 
+@reading.once
 def parse_link_history(text: str) -> LinkHistory:
     errors, rest = reading.split_errors(reading.lines_of(text))
     readers = {"current time": _asctime, "link up count": reading.whole(2**40), "link down count": reading.whole(2**40)}

@@ -103,6 +103,7 @@ def parse_common(text: str) -> CardView[ChipCommon]:
     return _card_view(text, read)
 
 
+@reading.once
 def parse_ecc(text: str) -> CardView[ChipEcc]:
     def read(block: reading.Block) -> ChipEcc:
         ddr, hbm = (EccCounts(**block.fill(EccCounts, memory=memory)) for memory in ("DDR", "HBM"))

@@ -21,7 +21,8 @@ from ascendrun.text import Text
 CUT = "\N{REPLACEMENT CHARACTER}"
 
 # Many nodes print the same few numbers, masks and versions; no tool prints a long value.
-_once = lru_cache(maxsize=4096)
+once = lru_cache(maxsize=4096)
+"""For functions of short texts, most of which repeat from device to device and from one sample to the next."""
 
 _INTEGER = re.compile(r"[0-9]{1,18}|-[1-9][0-9]{0,16}")
 _DECIMAL = re.compile(r"-?[0-9]{1,12}(\.[0-9]{1,9})?")
@@ -59,7 +60,7 @@ def unparsed_of(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(shown(line) for line in lines if shown(line).strip())
 
 
-@_once
+@once
 def read_int(text: str, low: int, high: int) -> int | None:
     """Return the complete text as a decimal integer from `low` to `high`; else None."""
     text = text.strip(" \t")
@@ -69,7 +70,7 @@ def read_int(text: str, low: int, high: int) -> int | None:
     return number if low <= number <= high else None
 
 
-@_once
+@once
 def read_float(text: str, low: float, high: float) -> float | None:
     """Return the complete text as a plain decimal number (no exponent, nan, inf) from `low` to `high`; else None."""
     text = text.strip(" \t")
@@ -85,14 +86,14 @@ def read_hex(text: str) -> int | None:
     return int(text, 16) if _HEX.fullmatch(text) else None
 
 
-@_once
+@once
 def read_text(text: str) -> str | None:
     """Return the text; None if it is empty, NA, truncated or has control characters."""
     text = text.strip(" \t")
     return text if text and text != "NA" and _PRINTABLE.fullmatch(text) else None
 
 
-@_once
+@once
 def read_ip(text: str) -> str | None:
     """Return an IPv4 or IPv6 address as printed; else None."""
     text = text.strip(" \t")

@@ -175,16 +175,16 @@ class JobReader:
         window = {"since_s": now_s - fresh_s, "until_s": now_s + 1.0}
         try:
             with SampleStore.open_for_reading(self._state_dir) as store:
-                ranks = [one for one in store.rank_series(job=job.id, **window) if one.attempt == job.attempt]
-                devices = store.device_series(**window) if device_type != "cpu" else ()
-                machines = store.host_series(**window)
+                ranks = store.rank_series(job=job.id, attempt=job.attempt, **window)
+                devices = store.device_series(host=hosts, **window) if device_type != "cpu" else ()
+                machines = store.host_series(host=hosts, **window)
         except AscendrunError:
             return {}, {}, None
         newest = {one.rank: one for one in ranks}
         own = {(one.host, one.device) for one in newest.values() if one.device is not None}
         network: dict[str, float] = {}
         for machine in machines:
-            if machine.host in hosts and machine.net_rx_bytes_s is not None and machine.net_tx_bytes_s is not None:
+            if machine.net_rx_bytes_s is not None and machine.net_tx_bytes_s is not None:
                 network[machine.host] = machine.net_rx_bytes_s + machine.net_tx_bytes_s
         return (
             newest,

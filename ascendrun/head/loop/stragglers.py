@@ -76,8 +76,8 @@ def _read_samples(state_dir: Path, job_id: str, hosts: frozenset[str], *, now_s:
         with SampleStore.open_for_reading(state_dir) as store:
             window = {"since_s": now_s - SAMPLES_S, "until_s": now_s + 1.0, "every_s": 0.0 if few else 60.0}
             return Newest(
-                tuple(sample for sample in store.device_series(**window) if sample.host in hosts),
-                tuple(sample for sample in store.host_series(**window) if sample.host in hosts),
+                store.device_series(host=hosts, **window),
+                store.host_series(host=hosts, **window),
                 store.rank_series(job=job_id, **window),
             )
     except AscendrunError:

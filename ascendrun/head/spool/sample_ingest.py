@@ -11,6 +11,7 @@ the file is followed again from there: nothing is lost that the node still has.
 from __future__ import annotations
 
 import json
+import queue
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Union
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError
@@ -37,6 +38,9 @@ RETRY_S = 15.0
 START_BUSY_S = 0.2
 """Seconds for SQLite's locks at the start: the controller waits for it."""
 MOST_WAITING_BYTES = 32 << 20
+"""Bytes that wait to be read, as if all pieces were as long as the one that arrives."""
+MOST_AT_ONCE = 1000
+"""Arrivals in one transaction."""
 LINE_BYTES = 4 << 20
 """Longer lines are not from the sampler."""
 UNREAD = "sampler"
@@ -62,6 +66,10 @@ class Source:
         return f"{self.tag}/{self.host}"
 
 
+Places = dict[int, int]
+"""{generation: bytes that were received} of one source."""
+
+
 @dataclass(frozen=True)
 class _Piece:
     source: Source
@@ -69,6 +77,8 @@ class _Piece:
     data: bytes
     end: int
     ahead_s: float
+    places: Places
+    """Those that it was counted in. Others are in force now: it will be requested again."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,15 @@ class _Lines:
     lines: Sequence[Any]
     ahead_s: float
     done: Callable[[Newest], None]
+
+
+@dataclass(frozen=True)
+class _Finished:
+    name: str
+
+
+_Arrival = Union[_Piece, _Lines, _Finished, None]
+"""None: the ingest is over."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +126,10 @@ class SampleIngest:
         self._separate = separate
         self._separated: set[str] = set()
         self._alone, self._are_alone = alone, dict[str, bool]()
-        self._changed = threading.Condition()
-        self._waiting: list[_Piece] = []
-        self._requested: list[_Lines] = []
-        self._finished: list[str] = []
-        self._waiting_bytes = 0
-        self._received: dict[str, dict[int, int]] = {}
+        # No lock: a thousand connections' threads, the controller's and this one would wait for each other.
+        self._arrived: queue.SimpleQueue[_Arrival] = queue.SimpleQueue()
+        self._received: dict[str, Places] = {}
         self._known: Mapping[str, Mapping[int, int]] = {}
-        self._is_over = False
         self._thread = threading.Thread(target=self._run, name="samples", daemon=True)
         # State of the thread
         self._store: SampleStore | None = None
@@ -135,92 +150,79 @@ class SampleIngest:
 
     def close(self) -> None:
         """Store the received data; wait a little for that."""
-        with self._changed:
-            self._is_over = True
-            self._changed.notify()
+        self._arrived.put(None)
         self._thread.join(5.0)
 
-    # From any thread
+    # From any thread; of one source, one at a time
 
     def offsets(self, source: Source) -> dict[str, int]:
         """Return {generation: bytes that were received}, as the agent's `follow` expects it."""
-        with self._changed:
-            return {str(generation): offset for generation, offset in self._places(source.name).items()}
+        return {str(generation): offset for generation, offset in dict(self._places(source.name)).items()}
 
     def take(self, source: Source, generation: int, offset: int, data: bytes, *, ahead_s: float) -> bool:
         """Take bytes. False: earlier bytes are missing, or there is no room now; follow again from `offsets`."""
-        with self._changed:
-            places = self._places(source.name)
-            place = places.get(generation, 0)
-            if offset > place or self._waiting_bytes > MOST_WAITING_BYTES:
-                return False
-            new = data[place - offset :]
-            if new:
-                places[generation] = place + len(new)
-                places.pop(generation - KNOWN_GENERATIONS, None)
-                self._waiting.append(_Piece(source, generation, new, place + len(new), ahead_s))
-                self._waiting_bytes += len(new)
-                self._changed.notify()
-            return True
+        places = self._places(source.name)
+        place = places.get(generation, 0)
+        if offset > place or self._arrived.qsize() * len(data) > MOST_WAITING_BYTES:
+            return False
+        new = data[place - offset :]
+        if new:
+            places[generation] = place + len(new)
+            places.pop(generation - KNOWN_GENERATIONS, None)
+            self._arrived.put(_Piece(source, generation, new, place + len(new), ahead_s, places))
+        return True
 
     def lacks(self, source: Source, sizes: Mapping[str, int]) -> bool:
         """Return whether the node has bytes that were not received, given the sizes of its files."""
-        with self._changed:
-            places = self._places(source.name)
-            return any(size > places.get(int(generation), 0) for generation, size in sizes.items())
+        places = self._places(source.name)
+        return any(size > places.get(int(generation), 0) for generation, size in sizes.items())
 
     def finish(self, source: Source) -> None:
         """Note that every byte has arrived, and none will follow."""
-        with self._changed:
-            self._finished.append(source.name)
-            self._changed.notify()
+        self._arrived.put(_Finished(source.name))
 
     def take_lines(self, host: str, lines: Sequence[Any], *, ahead_s: float, done: Callable[[Newest], None]) -> None:
         """Take the reply of a host without a job; `done` gets its samples, in this class's thread."""
-        with self._changed:
-            self._requested.append(_Lines(host, lines, ahead_s, done))
-            self._changed.notify()
+        self._arrived.put(_Lines(host, lines, ahead_s, done))
 
-    def _places(self, name: str) -> dict[int, int]:
+    def _places(self, name: str) -> Places:
         return self._received.setdefault(name, dict(self._known.get(name, {})))
 
     # The thread
 
     def _run(self) -> None:
         next_tend_mono = time.monotonic() + TEND_S
-        while True:
-            pieces, asked, finished = self._next(next_tend_mono)
+        is_over = False
+        while not (is_over and self._arrived.empty()):
+            arrived = self._next(next_tend_mono)
+            is_over = is_over or None in arrived
             try:
-                self._work(pieces, asked, finished)
+                self._work(arrived)
                 if time.monotonic() >= next_tend_mono:
                     next_tend_mono = time.monotonic() + (STEP_PAUSE_S if self._tend() else TEND_S)
             except Exception as error:  # costs samples, never the thread: each request must get a reply; the log has it
                 self._log_error(error)
                 next_tend_mono = time.monotonic() + TEND_S
-            with self._changed:
-                if self._is_over and not (self._waiting or self._requested):
-                    break
         if self._store is not None:
             self._store.close()
 
-    def _next(self, until_mono: float) -> tuple[list[_Piece], list[_Lines], list[str]]:
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._is_over or self._waiting or self._requested or self._finished,
-                max(0.0, until_mono - time.monotonic()),
-            )
-            if not (self._is_over or self._requested):
-                self._changed.wait_for(lambda: self._is_over or self._requested, GATHER_S if self._waiting else 0.0)
-            taken = self._waiting, self._requested, self._finished
-            self._waiting, self._requested, self._finished, self._waiting_bytes = [], [], [], 0
-            return taken
+    def _next(self, until_mono: float) -> list[_Arrival]:
+        """Wait for the first bytes and what comes soon after them; whoever waits for a reply does not wait for more."""
+        found: list[_Arrival] = []
+        with suppress(queue.Empty):
+            while len(found) < MOST_AT_ONCE:
+                found.append(self._arrived.get(timeout=max(0.0, until_mono - time.monotonic())))
+                until_mono = min(until_mono, time.monotonic() + GATHER_S) if isinstance(found[-1], _Piece) else 0.0
+        return found
 
-    def _work(self, pieces: Sequence[_Piece], asked: Sequence[_Lines], finished: Sequence[str]) -> None:
+    def _work(self, arrived: Sequence[_Arrival]) -> None:
         batch = _Batch()
-        is_well = self._store is not None or not self._last_fault
+        pieces = [one for one in arrived if isinstance(one, _Piece)]
+        asked = [one for one in arrived if isinstance(one, _Lines)]
         store = self._open() if pieces or asked else None
-        for piece in pieces if is_well and store is not None else ():  # after a fault they are requested again
-            self._read(piece, batch)
+        for piece in pieces if store is not None else ():
+            if self._received.get(piece.source.name) is piece.places:
+                self._read(piece, batch)
         answers = [(one, self._read_lines(one, batch)) for one in asked]
         for one, newest in answers:
             one.done(newest)
@@ -231,7 +233,7 @@ class SampleIngest:
             except AscendrunError as error:
                 self._give_up(error)
             failpoint("samples.after_add")
-        for name in finished:
+        for name in [one.name for one in arrived if isinstance(one, _Finished)]:
             self._forget(name)
 
     def _read(self, piece: _Piece, batch: _Batch) -> None:
@@ -303,9 +305,8 @@ class SampleIngest:
         self._readers.pop(name, None)
         for key in [key for key in self._tails if key[0] == name]:
             del self._tails[key]
-        with self._changed:
-            self._received.pop(name, None)
-            self._known = {other: places for other, places in self._known.items() if other != name}
+        self._received.pop(name, None)
+        self._known = {other: places for other, places in self._known.items() if other != name}
         if self._store is not None:
             with suppress(AscendrunError):  # an extra row does no harm
                 self._store.forget_progress(name)
@@ -348,10 +349,8 @@ class SampleIngest:
     def _go_back(self, known: Mapping[str, Mapping[int, int]]) -> None:
         """Reset offsets to those of the store: dropped data will be requested again."""
         self._tails.clear()
-        with self._changed:
-            self._known = known
-            self._received.clear()
-            self._waiting, self._waiting_bytes = [], 0
+        self._known = known
+        self._received.clear()
         self._last_fault = ""
         _print("samples are kept again")
 

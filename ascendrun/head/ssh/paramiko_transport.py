@@ -1,25 +1,20 @@
-"""paramiko's transport, modified (one read for many packets, no timers), and connections that carry streams without
-reader threads: data is passed on in the transport's own thread. Made by paramiko_login.py."""
+"""paramiko's transport, modified (no timers), and connections that carry streams without reader threads: data is passed
+on in the transport's own thread. Made by paramiko_login.py."""
 
 from __future__ import annotations
 
-import errno
 import random
-import socket
 import threading
 import time
 from contextlib import suppress
-from typing import Any, Callable
+from typing import Any
 
 from ascendrun.core.errors import DeadlineExceededError, UnreachableError
 from ascendrun.head.ssh.config import SshTarget
-from ascendrun.head.ssh.paramiko_import import NeedRekeyException, common, paramiko
+from ascendrun.head.ssh.paramiko_import import common, paramiko
+from ascendrun.head.ssh.paramiko_packets import Packetizer
 from ascendrun.head.ssh.transport import CLOSED_HERE, COMMAND_ENDED, Data, Receiver, StreamClosedError, sending
 from ascendrun.text import Text
-
-READ_BYTES = 256 * 1024
-STALL_S = 10.0
-"""A write without progress for this many seconds ends the connection: half a packet cannot be taken back."""
 
 IDLE_POLL_S = 5.0
 """Interval at which an idle connection checks its sinks; paramiko's own 0.1 s costs 5 % of a core at 256 hosts."""
@@ -32,103 +27,7 @@ CLOSE_S = 2.0
 """Seconds that a closed stream waits for the other side's confirmation before it counts as closed anyway."""
 
 _EXTENDED_STDERR = 1
-_REMAINDER = "_Packetizer__remainder"
-"""What paramiko read beyond the banner line."""
 _GONE = (EOFError, OSError, paramiko.SSHException)
-
-
-class Packetizer(paramiko.packet.Packetizer):
-    """Packetizer that reads 256 KiB at a time, not each packet's head and body separately, and keeps deadlines."""
-
-    def __init__(self, sock: Any) -> None:
-        super().__init__(sock)
-        self._sock = sock
-        self._buffer = b""
-        self._position = 0
-        self._handshake_until: float | None = None
-        self.preamble: list[str] = []
-        self.on_idle: Callable[[], None] = lambda: None
-
-    def give_up(self) -> None:
-        """End reads and writes immediately, leaving the socket open: its number must not be reused under a reader."""
-        self._Packetizer__closed = True
-        wake = getattr(self._sock, "wake", self._sock.close)  # a channel through a jump host wakes on close
-        wake()
-
-    def readline(self, timeout: float) -> str:
-        line: str = super().readline(timeout)
-        self.preamble.append(line)
-        return line
-
-    def start_handshake(self, timeout: float) -> None:
-        self._handshake_until = time.monotonic() + timeout
-
-    def handshake_timed_out(self) -> bool:
-        return self._handshake_until is not None and time.monotonic() > self._handshake_until
-
-    def complete_handshake(self) -> None:
-        self._handshake_until = None
-
-    def read_all(self, n: int, check_rekey: bool = False) -> bytes:
-        start, end = self._position, self._position + n
-        if end <= len(self._buffer):
-            self._position = end
-            return self._buffer[start:end]
-        return self._read_more(n, check_rekey=check_rekey)
-
-    def _read_more(self, n: int, *, check_rekey: bool) -> bytes:
-        parts = [self._buffer[self._position :], vars(self)[_REMAINDER]]
-        vars(self)[_REMAINDER] = b""
-        have = sum(map(len, parts))
-        self._buffer, self._position = b"", 0
-        while have < n:
-            if self.handshake_timed_out():
-                raise EOFError()
-            piece = self._read_once()
-            if piece is not None:
-                parts.append(piece)
-                have += len(piece)
-                continue
-            if self.closed:
-                raise EOFError()
-            if check_rekey and have == 0 and self.need_rekey():
-                raise NeedRekeyException()
-            self.on_idle()
-        self._buffer, self._position = b"".join(parts), n
-        return self._buffer[:n]
-
-    def _read_once(self) -> bytes | None:
-        """Return bytes, or None if none arrived within the socket's timeout. Raises EOFError at the stream's end."""
-        try:
-            piece: bytes = self._sock.recv(READ_BYTES)
-        except socket.timeout:
-            return None
-        except OSError as error:
-            if error.errno == errno.EAGAIN:
-                return None
-            if self.closed:
-                raise EOFError() from error
-            raise
-        if not piece:
-            raise EOFError()
-        return piece
-
-    def write_all(self, out: Any) -> None:
-        view = memoryview(out)
-        moved_at = time.monotonic()
-        while view:
-            try:
-                sent = self._sock.send(view)
-            except socket.timeout:
-                sent = 0
-            except OSError as error:
-                if error.errno != errno.EAGAIN:
-                    raise EOFError() from error
-                sent = 0
-            if sent:
-                view, moved_at = view[sent:], time.monotonic()
-            elif self.closed or time.monotonic() - moved_at > STALL_S:
-                raise EOFError()
 
 
 class SshTransport(paramiko.Transport):
@@ -160,6 +59,7 @@ class SshTransport(paramiko.Transport):
         try:
             super().run()
         finally:
+            self.packetizer.end_turn()
             self.banner_event.set()
             self.ready_event.set()
             self.ended_event.set()

@@ -332,14 +332,14 @@ class SampleStore(Database):
         """Return all samples of a period in time order, each time range from the finest level that still has it.
 
         `every_s`: one sample in this many seconds is sufficient, coarser levels are read if they exist. `peaks`: the
-        maximum, not the mean, of summed-up data. `key`: values that name the series; None: any.
+        maximum, not the mean, of summed-up data. `key`: names the series; None: any, a frozenset: these.
         """
+        wanted = {name: v if isinstance(v, frozenset) else {v} for name, v in key.items() if v is not None}
         found: list[Any] = []
-        key = {name: value for name, value in key.items() if value is not None}
         with self.raising_unusable(self.path), self._snapshot():
             spans = self._spans(since_s, until_s, every_s)
             for series in self._series_of(since_s=since_s):
-                if series.kind == kind and key.items() <= series.key.items():
+                if series.kind == kind and all(series.key.get(name) in values for name, values in wanted.items()):
                     for level, start_s, end_s in spans:
                         table = f"{level.name}_peak" if peaks and level is not RAW else level.name
                         found.extend(self._rows(series, table, start_s, end_s))

@@ -199,11 +199,12 @@ def read_samples(subject: Subject, left_out: LeftOut) -> Mapping[str, Sequence[A
         return {}
     last_s = job.ended_at_s or max([event.at_s for event in subject.events] or [job.started_at_s])
     window = {"since_s": job.started_at_s - 60.0, "until_s": last_s + 60.0}
+    hosts = frozenset(job.used_hosts)
     try:
         with SampleStore.open_for_reading(subject.state_dir) as store:
             return {
-                "devices": [sample for sample in store.device_series(**window) if sample.host in job.used_hosts],
-                "hosts": [sample for sample in store.host_series(**window) if sample.host in job.used_hosts],
+                "devices": store.device_series(host=hosts, **window),
+                "hosts": store.host_series(host=hosts, **window),
                 "ranks": store.rank_series(job=job.id, **window),
             }
     except AscendrunError as error:
