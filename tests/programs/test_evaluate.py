@@ -27,7 +27,16 @@ from ascendrun.programs.trajectory.scores import (
     score,
 )
 from ascendrun.programs.trajectory.store import Trained, load_trained, merge, save_trained
-from ascendrun.programs.trajectory.trees import LEAVES, best_weight, confidence, grow_trees
+from ascendrun.programs.trajectory.trees import (
+    LEAVES,
+    RANDOM_TREES,
+    TRIED,
+    Trees,
+    best_weight,
+    confidence,
+    grow_both,
+    grow_trees,
+)
 from tests.programs.conftest import alone
 
 CONFIG = config_of_sizes(words=30, hidden=16, layers=2, heads=2, max_length=32)
@@ -191,18 +200,27 @@ def test_trees_kept_as_arrays_answer_as_scikit_learn_does_also_after_a_file(tmp_
     values[:, 2] = np.nan
     values[rng.uniform(size=300) < 0.3, 3] = np.nan
     labels[labels == classes - 1] += 1  # a class that no training track has
-    usual = ensemble.HistGradientBoostingClassifier(
-        max_iter=3, max_leaf_nodes=LEAVES, min_samples_leaf=5, early_stopping=False, random_state=0
-    ).fit(values[:200, [0, 1, 3, 4]].astype(float), labels[:200])
+    boosting = ensemble.HistGradientBoostingClassifier(
+        max_iter=60, max_leaf_nodes=LEAVES, min_samples_leaf=5, early_stopping=False, random_state=0
+    )
+    forest = ensemble.ExtraTreesClassifier(RANDOM_TREES, max_features=TRIED, random_state=0)
+    seen, asked = values[:200, [0, 1, 3, 4]].astype(float), values[:, [0, 1, 3, 4]].astype(float)
+    first, second = (each.fit(seen, labels[:200]).predict_proba(asked) for each in (boosting, forest))
+    weights = np.arange(1.0, classes + 2)
+    both = (first + second) * weights[boosting.classes_]
     model = make_model(Sizes(CONFIG, classes + 1, 0.0, "mean", "causal", [[0.0, 1.0]] * 5), seed=1)
-    model.trees = grow_trees(tracks_of(values[:200], labels[:200]), classes + 1, rounds=3)
+    model.trees = grow_both(tracks_of(values[:200], labels[:200]), classes + 1, weights)
     save_trained(Trained(model, model.sizes, {}, [*"abcd"][: classes + 1], {}, [0.1]), tmp_path)
     loaded = load_trained(tmp_path).model.trees
-    for trees in (model.trees, loaded):
+    earlier = model.trees.as_tensors()
+    del earlier["forest"], earlier["class_weights"]  # a model of a version without a forest
+    for trees, told in (
+        (model.trees, both / both.sum(1, keepdims=True)),
+        (loaded, both / both.sum(1, keepdims=True)),
+        (Trees.from_tensors(earlier), first),
+    ):
         found = trees.ask(tracks_of(values, labels))
-        np.testing.assert_allclose(
-            found[:, usual.classes_], usual.predict_proba(values[:, [0, 1, 3, 4]].astype(float)), atol=1e-12
-        )
+        np.testing.assert_allclose(found[:, boosting.classes_], told, atol=1e-12)
         assert not found[:, classes - 1].any()
         assert trees.expected.tolist() == [True, True, False, False, True]
 
@@ -275,11 +293,12 @@ def test_trees_are_as_confident_as_they_are_right_about_ships_they_were_not_grow
     values = rng.normal(size=(1000, 4)).astype(np.float32)
     labels = (values[:, 0] + rng.normal(size=1000) > 0).astype(int)
     train, unseen = tracks_of(values[:100], labels[:100]), tracks_of(values[100:], labels[100:])
-    trees = grow_trees(train, 2)
-    heat = confidence(train, [f"s{number}" for number in range(100)], 2)
-    before, after = (measure(each.ask(unseen), labels[100:]) for each in (trees, replace(trees, temperature=heat)))
-    assert heat > 1.5 and before.ece > 0.15 and after.ece < 0.08 and after.nll < before.nll
-    assert confidence(train[:1], ["a"], 2) == 1.0
+    trees, ships = grow_both(train, 2, [1.0, 1.0]), [f"s{number}" for number in range(100)]
+    heat = confidence(train, ships, 2, [1.0, 1.0])
+    alone, calibrated = replace(trees, forest=None), replace(trees, temperature=heat)
+    before, after = (measure(each.ask(unseen), labels[100:]) for each in (alone, calibrated))
+    assert heat > 1.2 and before.ece > 0.15 and after.ece < 0.08 and after.nll < before.nll
+    assert confidence(train[:1], ["a"], 2, [1.0, 1.0]) == 1.0
 
 
 def test_few_ships_leave_a_temperature_near_one():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -173,10 +173,15 @@ def nats_of_ships(probabilities: Floats, truth: Sequence[int], ships: Sequence[s
 
 def fit_temperature(probabilities: Floats, truth: Sequence[int], ships: Sequence[str]) -> float:
     """Return the temperature of the lowest loss by ship, drawn towards 1."""
+    return best_temperature(lambda each: Adjustment(each).apply(probabilities, [1.0]), truth, ships)
+
+
+def best_temperature(answers: Callable[[float], Floats], truth: Sequence[int], ships: Sequence[str]) -> float:
+    """Return the temperature at which the answers have the lowest loss by ship, drawn towards 1."""
 
     def loss(temperature: float) -> float:
-        cooled = Adjustment(temperature).apply(probabilities, [1.0])
-        return float(nats_of_ships(cooled, truth, ships).sum()) + STEADIED * float(np.log(temperature)) ** 2
+        nats = nats_of_ships(answers(temperature), truth, ships)
+        return float(nats.sum()) + STEADIED * float(np.log(temperature)) ** 2
 
     return round(float(min(TEMPERATURES, key=loss)), 4)
 
@@ -203,9 +208,9 @@ def choose_adjustment(
     return Adjustment(fit_temperature(shifted, truth, ships), float(shift))
 
 
-def smoothed(worth: Any, shift: float) -> float:
+def smoothed(worth: Callable[[float], float], shift: float) -> float:
     """Return the mean over adjacent shifts: with a few hundred validation ships, single values are noisy."""
-    values: list[float] = [worth(each) for each in SHIFTS if abs(each - shift) < 0.11]
+    values = [worth(each) for each in SHIFTS if abs(each - shift) < 0.11]
     return float(np.mean(values))
 
 

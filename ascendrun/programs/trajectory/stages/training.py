@@ -29,7 +29,7 @@ from ascendrun.programs.trajectory.stages.common import check_base, introduce, s
 from ascendrun.programs.trajectory.stages.trained import write_predictions
 from ascendrun.programs.trajectory.tokens import Groups
 from ascendrun.programs.trajectory.train import FREE, class_weights, make_loop, train_head, unlabelled
-from ascendrun.programs.trajectory.trees import Trees, confidence, grow_trees
+from ascendrun.programs.trajectory.trees import Trees, confidence, grow_both
 from ascendrun.text import listed
 
 # --- prepare ---
@@ -203,12 +203,13 @@ def share_trees(options: Options, samples: Samples, sizes: Sizes, here: Runtime)
         try:
             train, ships = samples.encoded["train"], [record.ship for record in samples.records["train"]]
             classes = len(samples.names)
-            heat = confidence(train, ships, classes)
-            grown = replace(grow_trees(train, classes), temperature=heat)
+            weights = class_weights(samples.labels("train"), classes, options["class_weights"])
+            heat = confidence(train, ships, classes, weights)
+            grown = replace(grow_both(train, classes, weights), temperature=heat)
             groups = Groups.make(samples.vocabulary)
             if (groups.of > 0).any():
                 nowhere = [groups.without(each, levels=0, has_size=True) for each in train]
-                others = replace(grow_trees(nowhere, classes), temperature=heat)
+                others = replace(grow_both(nowhere, classes, weights), temperature=heat)
                 grown = replace(grown, places=groups.known_places(), elsewhere=others)
         except Exception as error:  # of any kind, from another library: it must not cost the training its model
             grown = errors.in_a_line(error)
@@ -258,7 +259,8 @@ def known_of_trees(vote: store.Vote, samples: Samples, split: str, options: Opti
     trees = model.trees
     if trees is None:
         return {}
-    known = {"boosting": replace(trees, temperature=1.0).ask(rows)} if "boosting" in options["baselines"] else {}
+    boosted = replace(trees, temperature=1.0, forest=None)
+    known = {"boosting": boosted.ask(rows)} if "boosting" in options["baselines"] else {}
     model.trees = None
     known["network"] = store.predict(model, rows, here, options)
     model.trees = trees
