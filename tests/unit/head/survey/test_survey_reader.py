@@ -40,7 +40,7 @@ def aggregate(answers):
 
 
 def calls_of(work):
-    """How many functions `work` calls, Python's own and built-in ones: the same on every machine, however busy it is."""
+    """How many functions `work` calls, Python's own and built-in ones: the same on every machine, however busy."""
     calls = 0
 
     def count(frame, event, arg):
