@@ -399,3 +399,21 @@ def test_a_job_does_not_grow_with_a_host_that_another_users_job_waits_for(world:
     assert "j-0001" not in alice.report({**short, "spares": ()}).answers
     bob.report(job(2, "b", state="RUNNING"))
     assert alice.ask("j-0001").spares == ("c",)
+
+
+def test_a_job_that_waits_does_not_starve_behind_one_that_grows(world: World) -> None:
+    alice, bob = world.user(ALICE), world.user(BOB)
+    short = job(1, "a", "b", nodes=2, state="RUNNING", hosts=("a",), min_nodes=1)
+    bob.report(job(2, "b", state="RUNNING"), job(3, "b"))
+    assert "j-0001" not in alice.report(short).answers
+    assert bob.hosts(job(3, "b")) == ("b",), "it waited for the host"
+    assert "j-0001" not in alice.report(short).answers
+    bob.report()
+    assert alice.ask("j-0001").spares == ("b",)
+    world.clock.now += 10
+    alice.report({**short, "state": "STOPPING", "spares": ("b",)})
+    late = job(4, "b", since_s=world.clock.now, created_at_s=world.clock.now)
+    assert bob.hosts(late) == (), "while the job restarts to grow"
+    alice.report(job(1, "a", "b", nodes=2, min_nodes=1, since_s=world.clock.now, before=("a",), has_run=True))
+    found = alice.ask("j-0001").hosts, bob.ask("j-0004").hosts
+    assert found == (("a",), ("b",)), "who has used less is first, and the other keeps its host"
