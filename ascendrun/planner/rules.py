@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -114,10 +114,8 @@ def checkpoint_problems(training: Training) -> Iterator[PlanProblem]:
             yield replace(problem, hosts=(host,))
 
 
-def other_training(
-    directory: str, theirs: Mapping[str, Any], mine: Mapping[str, Any], more: Sequence[Text] = ()
-) -> PlanProblem | None:
-    """Return the problem of a checkpoint with other values than `mine`, or where `more` differs; None: it has none."""
+def other_training(directory: str, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> PlanProblem | None:
+    """Return the problem of a checkpoint with other values than `mine`; None: it has none."""
 
     def shown(value: Any) -> Any:
         return "(none)" if value in (None, "", []) else value
@@ -127,9 +125,7 @@ def other_training(
         for name, value in mine.items()
         if (old := theirs.get(name)) != value
     ]
-    if not differs and not more:
-        return None
-    return PlanProblem.of("other-training", directory=directory, differs=[*differs, *more])
+    return PlanProblem.of("other-training", directory=directory, differs=differs) if differs else None
 
 
 def compile_problems(training: Training) -> Iterator[PlanProblem]:

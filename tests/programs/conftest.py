@@ -226,7 +226,11 @@ class Run:
         return [json.loads(line) for line in whole]
 
     def losses(self) -> dict[int, float]:
-        return {line["step"]: line["loss"] for line in self.metrics() if "loss" in line}
+        return self.numbers("loss")
+
+    def numbers(self, name: str) -> dict[int, float]:
+        """A metric of rank 0, by step."""
+        return {line["step"]: line[name] for line in self.metrics() if name in line}
 
     def final(self) -> dict[str, list[float]]:
         """The weights that tinyprogram ended with."""

@@ -251,7 +251,7 @@ def test_a_step_in_which_nothing_is_to_be_learned_is_a_step_like_others(tiny):
     assert "step 4/30 epoch 0.4 loss - " in run.text()
 
 
-def test_a_training_goes_on_over_other_ranks_and_in_another_strategy(tiny, straight):
+def test_a_training_goes_on_over_other_ranks_and_in_another_strategy(tiny, fork_server):
     """Weights and moments are found by name and place, whichever ranks wrote them; dropout is by sample."""
     options = {"max_steps": 18}
     plain = tiny(ranks=2, name="plain", **options).succeed()
@@ -263,6 +263,23 @@ def test_a_training_goes_on_over_other_ranks_and_in_another_strategy(tiny, strai
     assert run.losses() == pytest.approx(plain.losses(), rel=1e-5)
 
 
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("is_hpz", [thorough(False), True])
+def test_zero3_continues_on_other_ranks_and_in_other_strategies(tiny, fork_server, is_hpz):
+    """Each weight is divided, though it is small. Norms show the scale of gradients, to which AdamW is nearly blind."""
+    fork_server.ask({"import": "deepspeed"})
+    options = {"max_steps": 12, "persisted_elements": 0}
+    plain = tiny(ranks=2, name="plain", **options).succeed()
+    ways = [("zero3", 2, 1), ("ddp", 1, 3), ("zero3", 3, 5), ("zero3", 2, 7), ("fsdp2", 3, 9), ("zero3", 3, None)]
+    for strategy, ranks, last in ways:
+        stop = {"stop_at": [last, 0]} if last else {}
+        size = ranks if is_hpz and strategy == "zero3" else 0
+        run = tiny(ranks=ranks, name="ways", strategy=strategy, shard_size=size, **options, **stop).succeed()
+    assert "resumed at step 10/12" in run.text()
+    assert run.losses() == pytest.approx(plain.losses(), rel=1e-5)
+    assert run.numbers("grad_norm") == pytest.approx(plain.numbers("grad_norm"), rel=1e-4)
+
+
 def test_muons_momenta_and_cut_moments_go_from_rank_to_rank(tiny):
     options = {"dropout": 0.0, "max_steps": 10, "muon": True, "shard": True, "cut_elements": 64}
     plain = tiny(ranks=1, name="plain", **options).succeed()
@@ -271,15 +288,6 @@ def test_muons_momenta_and_cut_moments_go_from_rank_to_rank(tiny):
         run = tiny(ranks=ranks, name="moved", **options, **stop).succeed()
     assert "resumed at step 7/10" in run.text()
     assert run.losses() == pytest.approx(plain.losses(), rel=1e-5)
-
-
-def test_zero3_says_why_another_number_of_ranks_cannot_go_on(tiny, fork_server):
-    fork_server.ask({"import": "deepspeed"})
-    tiny(ranks=2, name="zero3", strategy="zero3", max_steps=2).succeed()
-    for ranks, strategy in ((3, "zero3"), (2, "fsdp2")):
-        refused = tiny(ranks=ranks, name="zero3", strategy=strategy, max_steps=2)
-        assert refused.wait() == [78] * ranks
-        assert "zero3 keeps its own format" in refused.error_files[0].read_text()
 
 
 def test_each_of_two_hosts_keeps_a_whole_model_that_is_sharded_inside_a_host(tiny, tmp_path):

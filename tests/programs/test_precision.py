@@ -103,7 +103,7 @@ def test_a_step_whose_float16_gradients_overflow_is_left_out_and_the_next_has_ha
     assert norms[2] == pytest.approx(math.sqrt(20 * 2**2)) and engine.scaler.get_scale() == 2**14
     assert not torch.equal(engine.module.weight, before)
     state = engine.state()
-    resumed.load_state(checkpoint.reader([checkpoint.as_plain(state.common)]), state.plain, {})
+    resumed.load_state(checkpoint.reader([checkpoint.as_plain(state.common)]), state.plain)
     assert resumed.scaler.get_scale() == 2**14, "a resumed run need not search anew"
 
 

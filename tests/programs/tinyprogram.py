@@ -21,7 +21,7 @@ from ascendrun.programs.trainer import optimizer as optimizers
 from ascendrun.programs.trainer.data import Batch, Rollouts, Unit
 from ascendrun.programs.trainer.loop import Loop
 from ascendrun.programs.trainer.optim import Group, OptimizerPlan, adamw
-from ascendrun.programs.trainer.strategies import fsdp2
+from ascendrun.programs.trainer.strategies import fsdp2, zero3
 from ascendrun.programs.trainer.strategies.parallel import wrap
 from ascendrun.programs.trainer.task import Settings, Task
 
@@ -58,6 +58,7 @@ DEFAULTS: dict[str, Any] = {
     "shard": False,
     "shard_size": 0,
     "cut_elements": optimizers.CUT_ELEMENTS,
+    "persisted_elements": zero3.PERSISTED_ELEMENTS,
     "rollouts": 0,
     "compile": "none",
 }
@@ -201,6 +202,7 @@ def train(options: dict[str, Any], here: runtime.Runtime) -> None:
     precision = accelerator.choose_precision(options["dtype"], here.accelerator)
     steps = options["max_steps"] or options["epochs"] * plan.steps_per_epoch
     optimizers.CUT_ELEMENTS = options["cut_elements"]
+    zero3.PERSISTED_ELEMENTS = options["persisted_elements"]
     engine = wrap(
         network,
         here,

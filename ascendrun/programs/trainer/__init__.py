@@ -14,5 +14,4 @@ The devices are in programs/devices. docs/trainer-api.md has a complete program.
 The order of samples follows from (seed, step), dropout from (seed, step, sample), other random numbers of a step from
 (seed, step, rank): on a CPU, a resumed run equals an uninterrupted run to the last bit. The batch size is that of all
 ranks together: a training may resume with another number of ranks or in another strategy (equal except for rounding).
-For zero3 it is an error.
 """

@@ -34,6 +34,7 @@ class Checkpoints:
             here,
             folder,
             shards=engine.shards,
+            strategy=engine.strategy,
             keep_last=settings.save_total_limit,
             in_background=settings.save_in_background,
             on_saved=self._after_save,
@@ -79,7 +80,7 @@ class Checkpoints:
         if not self.best_is_saved and progress.best_step is not None and self.best_weights is not None:
             best = (progress.best_step, {"model": self.best_weights})
         self.best_is_saved = True
-        own = {"pieces": checkpoint.as_plain(state.own), "opaque": state.opaque}
+        own = {"pieces": checkpoint.as_plain(state.own)}
         self.saver.save(progress.step, common, own, facts=facts, best=best)
 
     def save_last(self) -> None:
@@ -118,7 +119,7 @@ class Checkpoints:
         if found is None:
             return False
         self._check_identity(found.facts, found.folder)
-        self.engine.load_state(found.read, found.common, found.opaque)
+        self.engine.load_state(found.read, found.common)
         self.progress = Progress(**found.common["progress"])
         if self.here.rank < len(found.common["random"]):
             self.here.accelerator.set_rng_state(found.common["random"][self.here.rank])
@@ -147,20 +148,7 @@ class Checkpoints:
         return True
 
     def _check_identity(self, facts: Mapping[str, Any], folder: Path) -> None:
-        more = []
-        strategy, ranks = facts.get("strategy"), facts.get("world_size")
-        layouts = {(strategy, ranks), (self.engine.strategy, self.here.world_size)}
-        if "zero3" in (strategy, self.engine.strategy) and len(layouts) > 1:
-            more.append(
-                listed(
-                    "program.layout-differs",
-                    ranks=ranks,
-                    strategy=strategy,
-                    now=self.here.world_size,
-                    current=self.engine.strategy,
-                )
-            )
-        problem = other_training(str(folder), facts.get("identity", {}), self.identity, more)
+        problem = other_training(str(folder), facts.get("identity", {}), self.identity)
         if problem is not None:
             raise CannotResumeError.of([problem.text])
 

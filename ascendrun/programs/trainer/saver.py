@@ -69,13 +69,12 @@ class Saved:
 @dataclass(frozen=True)
 class Found:
     """The state to resume from. `common` is the same on every rank. `read` has the tensors of all parts that this rank
-    needs; `opaque` is of this rank's own part, empty if the checkpoint was written by another number of shards."""
+    needs."""
 
     folder: Path
     facts: dict[str, Any]
     common: dict[str, Any]
     read: checkpoint.Read
-    opaque: dict[str, Any]
 
 
 Key = tuple[int, str]
@@ -91,9 +90,9 @@ Failure = tuple[str, bool]
 class Saver:
     """All ranks' checkpoints in one directory, or in directories of that name on nodes without a shared disk.
 
-    `shards`: (number of different shards of the state, this rank's). `keep_last`: number of checkpoints to keep.
-    `on_saved` is called in the training's thread, by `poll` and `wait`. Raises SupersededError if a later attempt of
-    this run has started.
+    `shards`: (number of different shards of the state, this rank's); `strategy`: what divides it so. `keep_last`: how
+    many checkpoints to keep. `on_saved` is called in the training's thread, by `poll` and `wait`. Raises
+    SupersededError if a later attempt of this run has started.
     """
 
     def __init__(
@@ -102,12 +101,13 @@ class Saver:
         parent: Path,
         *,
         shards: tuple[int, int],
+        strategy: str = "",
         keep_last: int = 2,
         in_background: bool = True,
         on_saved: Callable[[Saved], None] = lambda saved: None,
     ) -> None:
         self.here, self.parent, self.keep_last, self.on_saved = here, parent, keep_last, on_saved
-        self.shards, self.in_background = shards, in_background
+        self.shards, self.strategy, self.in_background = shards, strategy, in_background
         self.run_id = here.share(uuid.uuid4().hex[:8])
         holders = here.gather((find_leader(here, parent, self.run_id), shards[1]))
         """Of every rank: the lowest rank that sees the same directory, and its shard."""
@@ -346,7 +346,7 @@ class Saver:
             content = [str(folder), checkpoint.facts_of(folder), checkpoint.load(folder)]
         path, facts, common = self.here.share(content, source=source)
         every = sorted(set().union(*names) - {checkpoint.COMMON})
-        is_same = facts.get("shards", 1) == self.shards[0]
+        is_same = (facts.get("shards", 1), facts.get("strategy", "")) == (self.shards[0], self.strategy)
         if is_same and all(self.here.gather(not every or self.own_part in names[self.here.rank])):
             every = [self.own_part] if every else []
         parts: dict[str, Any] = {}
@@ -359,8 +359,7 @@ class Saver:
             if not is_everywhere:
                 parts[name] = self.here.share(parts.get(name), source=owner)
         read = checkpoint.reader([common["pieces"], *(part["pieces"] for part in parts.values())])
-        own = parts.get(self.own_part, {}) if is_same else {}
-        return Found(Path(path), facts, common, read, own.get("opaque", {}))
+        return Found(Path(path), facts, common, read)
 
     def read_best(self, step: int, parent: Path) -> dict[str, Any] | None:
         """Return the best model of that step on every rank, from the first rank with a complete copy; None: no copy."""

@@ -6,7 +6,7 @@ import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,15 +27,11 @@ STRATEGIES = ("none", "ddp", "fsdp2", "hsdp", "zero3")
 
 @dataclass(frozen=True)
 class State:
-    """What a checkpoint keeps of an engine. `common`, `plain`: equal on all ranks; `own`: of this rank's shard.
-
-    `opaque`: of this rank, in a format that only the same strategy on as many ranks can read.
-    """
+    """What a checkpoint keeps of an engine. `common`, `plain`: equal on all ranks; `own`: of this rank's shard."""
 
     common: Pieces
     own: Pieces
     plain: dict[str, Any]
-    opaque: dict[str, Any] = field(default_factory=dict)
 
 
 class Engine:
@@ -132,7 +128,7 @@ class Engine:
     def piece(self, tensor: torch.Tensor) -> Piece:
         return Piece(tensor.detach().reshape(-1), 0, tuple(tensor.shape))
 
-    def load_state(self, read: Read, plain: Mapping[str, Any], opaque: Mapping[str, Any]) -> None:
+    def load_state(self, read: Read, plain: Mapping[str, Any]) -> None:
         """Read weights and optimizer, of this layout or of another. Raises KeyError for a weight that is not there."""
         with torch.no_grad():
             for name, tensor in self.trained_state().items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,8 +16,9 @@ from ascendrun.planner.cost import ZERO_BUCKET_ELEMENTS
 from ascendrun.planner.rules import muon_zero3
 from ascendrun.programs.devices.accelerator import Precision
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trainer.checkpoint import Read
+from ascendrun.programs.trainer.checkpoint import Piece, Read
 from ascendrun.programs.trainer.optim import MakeOptimizer
+from ascendrun.programs.trainer.optimizer import chunk_of
 from ascendrun.programs.trainer.runtime import Runtime
 from ascendrun.programs.trainer.schedule import value_at
 from ascendrun.programs.trainer.strategies.engine import Sharded, State, size_of, skeleton_of
@@ -25,6 +26,7 @@ from ascendrun.programs.trainer.strategies.engine import Sharded, State, size_of
 PERSISTED_ELEMENTS = 100_000
 """Smaller weights stay replicated on every rank: gathering them costs more than storing them."""
 QUIET_OPS = ("deepspeed_shm_comm",)
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def prepare(here: Runtime) -> Any:
@@ -141,24 +143,50 @@ class ZeroEngine(Sharded):
         self.engine.zero_grad()
 
     def state(self) -> State:
-        state = dict(self.optimizer.state_dict())
-        scaler = state.pop("loss_scaler", None)
-        plain = {name: value for name, value in vars(scaler).items() if isinstance(value, (int, float, bool))}
-        state["zero_stage"] = int(state["zero_stage"])
-        return State({}, {}, {}, {"optimizer": state, "scaler": plain})
+        pieces = list(self.pieces())
+        step = max((int(state["step"]) for state in self.optimizer.optimizer.state.values()), default=0)
+        scaler, own = self.scaler.state_dict(), vars(self.optimizer.loss_scaler)
+        plain = {
+            "counts": {key.split("/", 1)[1]: step for key, _, _ in pieces if key.startswith("exp_avg/")},
+            "scaler": {**scaler, "scale": own["cur_scale"]} if scaler else {},
+            "loss_scaler": {name: value for name, value in own.items() if isinstance(value, (int, float, bool))},
+        }
+        common = {key: piece for key, piece, is_own in pieces if not is_own}
+        return State(common, {key: piece for key, piece, is_own in pieces if is_own}, plain)
 
-    def load_state(self, read: Read, plain: Mapping[str, Any], opaque: Mapping[str, Any]) -> None:
-        state, scaler = dict(opaque["optimizer"]), self.optimizer.loss_scaler
-        vars(scaler).update(opaque["scaler"])
-        state["loss_scaler"] = scaler
-        everyone: Any = [state] * self.here.world_size  # it uses only this rank's entry
-        self.optimizer.load_state_dict(everyone, load_optimizer_states=True)
-        kept = getattr(self.optimizer, "persistent_parameters", [])
-        if kept:
-            kept[0].all_gather(kept)
+    def pieces(self) -> Iterator[tuple[str, Piece, bool]]:
+        """Yield buffers, and this rank's part of each trained weight and of its moments, in DeepSpeed's own memory; and
+        whether only this rank has it. Its padding behind the last element of a weight is not part of it."""
+        zero, here = self.optimizer, self.here
+        for name, tensor in self.trained_state().items():
+            if not isinstance(tensor, nn.Parameter):
+                yield f"model/{name}", self.piece(tensor), False
+                continue
+            group, start, _ = zero.grad_position[zero.get_param_id(tensor)]
+            flat = zero.fp32_partitioned_groups_flat[group]
+            first, last = chunk_of(size_of(tensor), here.rank, here.world_size)
+            held = {"model": flat, **zero.optimizer.state.get(flat, {})}
+            for kind in ("model", *MOMENTS):
+                if kind in held:
+                    data = held[kind].detach()[start : start + last - first]
+                    yield f"{kind}/{name}", Piece(data, first, tuple(tensor.ds_shape)), True  # type: ignore[attr-defined]
 
-    def trained_state(self) -> dict[str, torch.Tensor]:
-        return {name: weight for name, weight in self.module.named_parameters() if weight.requires_grad}
+    def load_state(self, read: Read, plain: Mapping[str, Any]) -> None:
+        zero, step = self.optimizer, max(plain["counts"].values(), default=0)
+        for flat in zero.fp32_partitioned_groups_flat if step else ():  # the first step would make it
+            moments = {key: torch.zeros_like(flat) for key in MOMENTS}
+            zero.optimizer.state[flat] = {"step": torch.tensor(float(step)), **moments}
+        for key, piece, _ in self.pieces():
+            found = read(key, piece.offset, piece.data.numel())
+            if found is not None:
+                piece.data.copy_(found)
+            elif key.startswith("model/"):
+                raise KeyError(key)
+        scaler = plain["scaler"] and {"cur_scale": plain["scaler"]["scale"]}
+        vars(zero.loss_scaler).update(plain.get("loss_scaler", scaler))
+        everyone: Any = [zero.state_dict()] * self.here.world_size  # it uses only this rank's entry
+        zero.load_state_dict(everyone, load_optimizer_states=False)  # weights become those of their float32 copies
+        zero.checkpoint_event_epilogue()  # and so do what each rank has of small ones, and of those of hpZ
 
     def gathered(self, tensor: torch.Tensor) -> torch.Tensor:
         if not isinstance(tensor, nn.Parameter):
@@ -168,5 +196,5 @@ class ZeroEngine(Sharded):
 
     def fill(self, target: torch.Tensor, values: torch.Tensor) -> None:
         with self.deepspeed.zero.GatheredParameters([target], modifier_rank=0):
-            if self.here.is_first:
+            if self.here.is_first or not isinstance(target, nn.Parameter):
                 target.copy_(values)
