@@ -187,6 +187,11 @@ _add(
     ["Task run failed, base information", "base information: "],
     r"(?:Task run failed, base information|base information: ).*?tag\[(?P<tag>[A-Za-z]+)_?(?P<group>[^\]]*)\]",
 )
+_add(
+    "members",
+    ["groupRank information"],
+    r"groupRank information is group:\[(?P<group>[^\]]+)\].*?rankSize\[(?P<size>\d+)\]",
+)
 _add("index", ["opData information"], r"opData information is .*?index\[(?P<index>\d+)\]")
 _add("remote", ["remote rank:["], r"remote rank:\[(?P<rank>\d+)\]")
 _add("remote", ["from remote rank"], r"from remote rank:? ?\[(?P<rank>\d+)\]", EXEC)

@@ -21,9 +21,9 @@ MOST_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Recorded:
-    """One collective, or message to one rank (`is_p2p`). `state`: scheduled, started or completed; None: not stated.
-    `sizes`: shapes of the inputs and of the outputs. `frame`: the innermost frame of the program outside torch, as
-    FILE:LINE; None: not recorded."""
+    """One collective, or message to one rank (`is_p2p`). `group`: as in torch's logs, NUMBER(DESCRIPTION); `members`:
+    its ranks, (): not stated. `state`: scheduled, started or completed; None: not stated. `sizes`: shapes of the inputs
+    and of the outputs. `frame`: the innermost frame of the program outside torch, as FILE:LINE; None: not recorded."""
 
     group: str
     seq: int
@@ -32,6 +32,7 @@ class Recorded:
     sizes: tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, ...], ...]]
     is_p2p: bool = False
     frame: str | None = None
+    members: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -57,24 +58,26 @@ def read_dump(data: bytes) -> FlightRecording | None:
         return None
     try:
         raw = json.loads(data) if data[:1] == b"{" else _Plain(io.BytesIO(data)).load()
-        entries = tuple(_entry(one) for one in raw.get("entries") or ())
+        groups = raw.get("pg_config") or {}
+        entries = tuple(_entry(one, groups) for one in raw.get("entries") or ())
         last = {str(group): _last(status) for group, status in (raw.get("pg_status") or {}).items()}
         return FlightRecording(str(raw["version"]) if "version" in raw else None, entries, last)
     except Exception:  # a damaged pickle raises anything
         return None
 
 
-def _entry(raw: Mapping[str, Any]) -> Recorded:
+def _entry(raw: Mapping[str, Any], groups: Mapping[str, Mapping[str, Any]]) -> Recorded:
     is_p2p = bool(raw.get("is_p2p"))
     name, described = (*raw.get("process_group", ("", "")), "", "")[:2]
     return Recorded(
-        group=str(described or name),
+        group=f"{name}({described})" if described else str(name),
         seq=int(raw["p2p_seq_id" if is_p2p else "collective_seq_id"]),
         op=str(raw["profiling_name"]),
         state=raw.get("state"),
         sizes=(_shapes(raw.get("input_sizes")), _shapes(raw.get("output_sizes"))),
         is_p2p=is_p2p,
         frame=next(map(_place, filter(_is_of_program, raw.get("frames") or ())), None),
+        members=tuple(map(int, re.findall(r"\d+", str(groups.get(str(name), {}).get("ranks", ""))))),
     )
 
 

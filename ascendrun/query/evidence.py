@@ -210,6 +210,7 @@ class _HostReading:
             has_ended=records.has_ended,
             facts=self._all.facts.get(self.host, {}),
             recorded=dict(self._recordings()),
+            groups=tuple(self._row.get("groups") or ()),
             missing=tuple(
                 Text("cli.at", "{place}: {message}", place=name, message=why) for name, why in self._gathered.problems
             ),

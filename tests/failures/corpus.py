@@ -326,6 +326,7 @@ class Builder:
             reachable=row.get("reachable"),
             has_ended=row.get("reachable") is not False,
             facts=row.get("facts", {}),
+            groups=tuple(row.get("groups", ())),
             memory_free_bytes=row.get("memory_free"),
             disk_free_bytes=row.get("disk_free"),
             memory_total_bytes=row.get("memory_total"),

@@ -7,7 +7,7 @@ kernel events of the first ranks give the domain of a failure whose message nobo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from ascendrun.ascend import vocabularies
@@ -46,7 +46,7 @@ PROVEN_FROM = 75
 def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
     """Return a diagnosis with the class of its first failure, how certain that is, and what follows from it."""
     first = [one for one in timelines if one.rank.rank in winner.ranks][:READ_RANKS]
-    scope = scope_of(winner, evidence)
+    scope, group, is_whole = place_of(winner, evidence, groups_of(evidence, timelines))
     phase = vocabularies.phase_of("\n".join(one.frames for one in first))
     row = signature_of(winner.code)
     told = [one for one in (code_value(winner.code),) if one is not None]
@@ -55,11 +55,11 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
         told += _said_by(winner, first)
     printed = [text for one in first for text in (*one.said, *(line.text for line in one.details))]
     told += vocabularies.lacking_in("\n".join((*(proof.line for proof in winner.proofs), *printed)))
-    is_wide = scope in ("all", "host")  # software differs between hosts, not between the ranks of one
+    is_wide = scope == "all" or is_whole  # software differs between hosts, not between the ranks of one
     if is_wide and any(_is_of_versions(text, one) for one in first for text in one.said):
         told.append(Value("exceptions", "versions", "environment", depth=2, is_family=True, fix="versions"))
     values = _ordered(told, phase)
-    is_local = scope == "host" and bool(values) and _is_of_the_host(values[0])
+    is_local = is_whole and bool(values) and _is_of_the_host(values[0])
     passed = is_local and _others_passed(winner, timelines)
     if passed:
         values = [Value("scope", "host", "environment"), *values]
@@ -69,7 +69,7 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
     domain = values[0].domain if values else "program"
     if row is not None and any(one.is_hard and one.domain != domain for one in _other_codes(winner, first)):
         found = replace(found, confidence=Confidence.LIKELY, caveats=(*found.caveats, caveat("two-codes")))
-    differences = differences_of(evidence, winner.hosts, domain) if scope == "host" else ()
+    differences = differences_of(evidence, winner.hosts, domain) if is_whole else ()
     unfit = misfits_in(evidence.host(winner.hosts[0]).facts) if winner.hosts and domain == "environment" else ()
     misfits = (Proof(one.message, host=winner.hosts[0]) for one in unfit if one.message is not None)
     return replace(
@@ -77,10 +77,11 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
         values={**found.values, **({"misfit": unfit[0].hint or ""} if unfit else {})},
         domain=domain,
         scope=scope,
+        group=group,
         phase=phase,
         why=tuple(dict.fromkeys(values))[:MOST_VALUES],
         reason_grade=_grade_of(values, found.confidence if passed is False else Confidence.LIKELY, winner.code),
-        retry=retry_of(winner.code, scope=scope, domain=domain),
+        retry=retry_of(winner.code, is_whole=is_whole, domain=domain),
         evidence=(*found.evidence, *misfits, *differences),
     )
 
@@ -203,24 +204,43 @@ def _ordered(values: Iterable[Value], phase: str) -> list[Value]:
     return [best, *(one for one in known if one is not best)]
 
 
-def scope_of(winner: Suspect, evidence: Evidence) -> str:
-    """Return where it failed, by counting ranks."""
+def groups_of(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Mapping[str, frozenset[int]]:
+    """Return the ranks of each group that is known in full: hosts of one group of the hostfile, a role, a process group
+    by a flight recorder, or a group of HCCL of which as many ranks as it has name it."""
+    named = [(name, one.rank, 0) for one in evidence.ranks for name in evidence.host(one.host).groups]
+    named += [(label.rpartition("/")[0], rank, 0) for rank, label in evidence.labels.items()]
+    calls = (call for host in evidence.hosts for dump in host.recorded.values() for call in dump)
+    named += [(call.group, rank, 0) for call in calls for rank in call.members]
+    lines = ((one.rank.rank, line.values) for one in timelines for line in one.messages if line.kind == "members")
+    named += [(values["group"], rank, int(values["size"])) for rank, values in lines]
+    found: dict[str, set[int]] = {}
+    for name, rank, _ in named:
+        found.setdefault(name, set()).add(rank)
+    sizes = {name: size for name, _, size in named}
+    return {name: frozenset(ranks) for name, ranks in found.items() if len(ranks) >= sizes[name]}
+
+
+def place_of(winner: Suspect, evidence: Evidence, groups: Mapping[str, frozenset[int]]) -> tuple[str, str, bool]:
+    """Return where it failed, by counting ranks; the name of the group, "": of none; and whether it is of all ranks of
+    its hosts, and of no others."""
     every = {rank.rank for rank in evidence.ranks}
     ranks = set(winner.ranks) & every
     hosts = {rank.host for rank in evidence.ranks}
     is_of_node = evidence.launcher in LAUNCHERS  # its process of a node stands for the ranks there
     if len(ranks) >= HOST_SHARE * max(1 if is_of_node else 2, len(every)):
-        return "all"
-    whole = [
-        host
-        for host in winner.hosts
-        if len(ranks & {one.rank for one in evidence.ranks_of(host)}) >= HOST_SHARE * len(evidence.ranks_of(host))
-    ]
+        return "all", "", False
+    there = [{one.rank for one in evidence.ranks_of(host)} for host in winner.hosts]
     has_several = not ranks or len(ranks) > len(winner.hosts) or (len(ranks) == 1 and is_of_node)
-    is_part = len(winner.hosts) < max(2, len(hosts)) and has_several
-    if winner.hosts and is_part and (not ranks or set(whole) == set(winner.hosts)):
-        return "host"
-    return "rank" if len(ranks) == 1 else "ranks" if ranks else ""
+    is_part = 0 < len(winner.hosts) < max(2, len(hosts)) and has_several
+    is_whole = is_part and (not ranks or all(_is_most(ranks & one, one) for one in there))
+    fitting = [name for name, members in groups.items() if len(members) > 1 and _is_most(ranks, members)]
+    if fitting and not (is_whole and len(winner.hosts) == 1):
+        return "group", min(fitting, key=lambda name: len(groups[name])), is_whole
+    return "host" if is_whole else "rank" if len(ranks) == 1 else "ranks" if ranks else "", "", is_whole
+
+
+def _is_most(ranks: Set[int], members: Set[int]) -> bool:
+    return ranks <= members and len(ranks) >= HOST_SHARE * len(members)
 
 
 def _grade_of(values: Sequence[Value], confidence: Confidence, code: str) -> Confidence:
@@ -237,12 +257,12 @@ def _grade_of(values: Sequence[Value], confidence: Confidence, code: str) -> Con
     return Confidence.CERTAIN if is_proven and not is_disputed else Confidence.LIKELY
 
 
-def retry_of(code: str, *, scope: str = "", domain: str = "") -> str:
+def retry_of(code: str, *, is_whole: bool = False, domain: str = "") -> str:
     """Return whether another attempt helps: same, exclude (without its hosts), never, unknown. What fails on all ranks
-    of a host only is a fault of that host."""
+    of its hosts only (`is_whole`) is a fault of these hosts."""
     row, value = signature_of(code), value_of("conclusions", code)
     retry = value.retry if value is not None and value.retry else "unknown" if row is None else row.retry
-    is_of_node = scope == "host" and vocabularies.following(domain).get("of_nodes")
+    is_of_node = is_whole and vocabularies.following(domain).get("of_nodes")
     return "exclude" if retry == "never" and is_of_node else retry
 
 

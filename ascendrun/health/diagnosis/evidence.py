@@ -99,7 +99,7 @@ class HostEvidence:
     the request. `lost`: why its ranks are gone (endings.NodeLost), None: not lost. `dmesg`: lines since the start;
     None: unreadable. `reachable` None: not monitored. `memory_free_bytes`, `disk_free_bytes`: minimum around the end.
     `missing`: unreadable items, with reasons. `facts`: of the start (survey.recorded_facts). `recorded`: by rank, the
-    last collectives by the dump of its flight recorder.
+    last collectives by the dump of its flight recorder. `groups`: of the hostfile, such as its rack.
     """
 
     host: str
@@ -120,6 +120,7 @@ class HostEvidence:
     missing: tuple[Text, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     recorded: Mapping[int, Sequence[Recorded]] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

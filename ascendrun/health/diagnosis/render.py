@@ -102,7 +102,8 @@ def class_text(found: Diagnosis) -> Text | None:
     if not found.domain:
         return None
     domain = listed(f"diagnosis.domain.{found.domain}")
-    return listed(f"diagnosis.scope.{found.scope}", domain=domain, hosts=found.hosts) if found.scope else domain
+    named = {"hosts": found.hosts, "group": found.group}
+    return listed(f"diagnosis.scope.{found.scope}", domain=domain, **named) if found.scope else domain
 
 
 def _of_exception(diagnosis: Diagnosis, values: Mapping[str, str], lang: str, *, cause: str) -> tuple[str, list[str]]:
@@ -125,7 +126,7 @@ def _fixes(diagnosis: Diagnosis, lang: str, *, of_domain: bool = True) -> list[s
     fixes = [one.fix for one in owned if one.fix and one.domain == domain]
     exact = _first_text([*fixes, *[f"{domain}.{diagnosis.phase}"] * of_domain], lang)
     is_alone = of_domain and not exact
-    wide = [f"{domain}.{diagnosis.scope}"] * (is_alone or diagnosis.scope == "host") + [domain] * is_alone
+    wide = [f"{domain}.{diagnosis.scope}"] * (is_alone or diagnosis.scope in ("host", "group")) + [domain] * is_alone
     return exact + _first_text(wide, lang)
 
 

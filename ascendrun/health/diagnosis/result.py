@@ -68,11 +68,12 @@ class Diagnosis:
     """Reason for an attempt's end. `code`: of text/en.json or the signature catalogue; `ranks` and `hosts`: the
     first to fail, () for none. `caveats`: why it is not certain. `alternatives`: other possible first failures.
     `lag_s`: seconds from the first failure to its first consequence. `retry`: same, exclude, never,
-    unknown. `domain`, `scope`, `phase`: of its class (classes.Class), `reason_grade`: how certain the domain is; "" and
-    UNKNOWN: not known, or of an attempt that did not fail. `why`: what the domain follows from, the deciding value
-    first. `rules`: if all ranks only waited, those tried, the applied one last. `outcome`: later actions of ascendrun.
-    `anomalies`: of a job that did not fail. `missing`: unreadable evidence. `labels`: names of the ranks of roles.
-    `given`: what its hint may name (health.hints). `message`, `cause`, `hint`: set by `render`, as texts are."""
+    unknown. `domain`, `scope`, `phase`: of its class (classes), `group`: the name of that scope, `reason_grade`: how
+    certain the domain is; "" and UNKNOWN: not known, or of an attempt that did not fail. `why`: what the domain follows
+    from, the deciding value first. `rules`: if all ranks only waited, those tried, the applied one last. `outcome`:
+    later actions of ascendrun. `anomalies`: of a job that did not fail. `missing`: unreadable evidence. `labels`: names
+    of the ranks of roles. `given`: what its hint may name (health.hints). `message`, `cause`, `hint`: set by `render`,
+    as texts are."""
 
     code: str
     confidence: Confidence
@@ -89,6 +90,7 @@ class Diagnosis:
     retry: str = "unknown"
     domain: str = ""
     scope: str = ""
+    group: str = ""
     phase: str = ""
     reason_grade: Confidence = Confidence.UNKNOWN
     why: tuple[Value, ...] = ()
