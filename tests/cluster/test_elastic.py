@@ -122,10 +122,9 @@ def test_the_torchrun_script_of_the_page_trains_the_same_on_two_hosts_on_one_and
     of_page = yaml.safe_load(keys.replace("/shared/run", SAVED))
     command = of_page.pop("command")
     of_page |= {"python": venv_python(), "sampling": {"interval_s": 0.5}, "env": {"OMP_NUM_THREADS": 1}}
-    of_page["timeouts"] = {"hang_s": 120}
     more = "".join(f"{key}: {json.dumps(value)}\n" for key, value in of_page.items())
     path = scene.job("own", hosts=["node1", "node2"], per_node=1, slots=1, command=command, more=more)
-    job = scene.start(path, env={"ASCENDRUN_HANG_DIVISOR": "6"})
+    job = scene.start(path, env={"ASCENDRUN_HANG_DIVISOR": "10"})
     scene.await_line(job, "step 20/", deadline_s=START_S)
     scene.cluster.crash("node2")
     assert await_hosts(scene, job, 2) == ["node1"]
