@@ -14,8 +14,10 @@ from click.core import ParameterSource
 
 from ascendrun.cluster.heads import other_head
 from ascendrun.core.settings import FORWARDED_VARIABLE
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
+    from ascendrun.cli.context import CliContext
     from ascendrun.cluster.forward import Errand
 
 WORDS = "ascendrun.words"
@@ -37,6 +39,8 @@ def run_elsewhere(ctx: click.Context) -> int | None:
     AscendrunError."""
     name, settings, forwarded = str(ctx.command.name), ctx.obj.settings, ctx.obj.environ.get(FORWARDED_VARIABLE)
     action = ctx.params.get("action") if name == "controller" else None
+    if action == "status":
+        _warn_superseded(ctx.obj)
     other = None if forwarded else other_head(settings, is_of_machine=action in OF_A_STANDBY)
     host = other or settings.owner
     has_home = host == settings.owner
@@ -54,6 +58,16 @@ def run_elsewhere(ctx: click.Context) -> int | None:
         _add_files(errand, ctx)
     errand.words = [*errand.words, *ctx.meta[WORDS]]
     return run(errand)
+
+
+def _warn_superseded(ctx: CliContext) -> None:
+    """Warn that the controller whose status follows is not that of this machine, or that none starts here."""
+    from ascendrun.cluster.standby import why_superseded
+
+    why = why_superseded(ctx.settings.state_dir)
+    if why is not None:
+        hint = Text("standby.superseded.hint", "run `ascendrun controller standby` to make this machine the standby")
+        ctx.warn(Text("standby.superseded", "no controller starts on this machine: {why}", why=why), hint)
 
 
 def _print_of_other(ctx: click.Context) -> int:

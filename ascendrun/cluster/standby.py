@@ -30,7 +30,7 @@ from ascendrun.head.protocol.lease_messages import ClaimHead, Vote
 from ascendrun.head.protocol.standby_messages import Acknowledge, Follow
 from ascendrun.head.spool.standby_copy import CopyWriter, list_groups, list_trees
 from ascendrun.head.state.state_dir import read_values
-from ascendrun.head.state.store_file import HeadFile
+from ascendrun.head.state.store_file import HeadFile, continues_elsewhere, superseded_by
 from ascendrun.head.state.store_place import is_this_machine, standby_dir
 from ascendrun.head.state.user_files import read_hostfile
 from ascendrun.node.files import write_json
@@ -78,6 +78,12 @@ def role_of(state_dir: Path) -> Role:
     except AscendrunError:
         return Role("controller", head.term)
     return Role("head" if status.standby is None or status.standby["lease"] else "controller", head.term)
+
+
+def why_superseded(state_dir: Path) -> Text | None:
+    """Return which machine continues as the head that this one was; None: none does, or this one is its standby."""
+    host = None if standby_dir(state_dir).is_dir() else superseded_by(state_dir)
+    return None if host is None else continues_elsewhere(host)
 
 
 def find_head(hosts: Sequence[str], own: Role | None = None) -> str | None:

@@ -190,6 +190,18 @@ def test_with_the_guard_killed_too_the_crontab_line_brings_the_controller_back(h
     assert fake_cron.read_text() == "0 5 * * * backup 100\\%\n"
 
 
+def test_a_superseded_head_is_started_once_and_then_no_more(head: Head, fake_cron: Path) -> None:
+    with Store.open(head.state_dir) as store:
+        store.update_head(term=1, superseded="head2")
+    (head.state_dir / "controller.lock").write_text("4711\n")  # the power of the machine was cut
+    install(head.state_dir, head.environ())
+    assert should_run(str(head.state_dir))
+    run_crontab(fake_cron)
+    await_that(lambda: not is_running(head.state_dir) and not should_run(str(head.state_dir)))
+    await_that(lambda: "head2" in (head.state_dir / "controller.log").read_text())
+    assert "head2" in head.run("controller", "status", code=4).stderr
+
+
 def test_a_controller_that_cannot_start_is_reported_and_not_guarded(head: Head) -> None:
     head.state_dir.mkdir(mode=0o700)
     (head.state_dir / "state.db").mkdir()

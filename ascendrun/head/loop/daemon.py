@@ -42,7 +42,8 @@ LOOK_S = 0.3
 def _locked(state_dir: Path) -> Iterator[int | None]:
     """Hold the controller's lock; yield its descriptor, None if another process has it.
 
-    The file is empty after an end on purpose. A controller that replaced itself has the descriptor of its predecessor.
+    The file is empty after an end on purpose, and of a superseded head. A controller that replaced itself has the
+    descriptor of its predecessor.
 
     `is_running` takes the lock for a moment to test it: only the controller keeps it.
     """
@@ -58,7 +59,11 @@ def _locked(state_dir: Path) -> Iterator[int | None]:
             time.sleep(_POLL_S)
         os.ftruncate(fd, 0)
         os.write(fd, f"{os.getpid()}\n".encode())
-        yield fd
+        try:
+            yield fd
+        except SupersededError:
+            os.ftruncate(fd, 0)  # it would be refused after each start by a guard or by cron
+            raise
         os.ftruncate(fd, 0)
     finally:
         os.close(fd)
