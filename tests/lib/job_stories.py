@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ascendrun.core.events import Event
-from ascendrun.core.jobs import draft, endings, inputs
+from ascendrun.core.jobs import actions, endings, inputs
 from ascendrun.core.jobs.draft import Step
 from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import Exit, Job, State
@@ -25,7 +25,7 @@ class Story:
 
     def __init__(self, job: Job) -> None:
         self.job, self.now_s = job, 0.0
-        self.actions: list[draft.Action] = []
+        self.actions: list[actions.Action] = []
         self.events: list[Event] = []
         self.states: list[State] = [job.state]
 

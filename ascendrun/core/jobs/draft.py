@@ -5,12 +5,22 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Callable, Union
+from typing import Any, Callable
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
 from ascendrun.core.jobs import restart
-from ascendrun.core.jobs.job import Cause, Job, Phase, State
+from ascendrun.core.jobs.actions import (
+    AbortNodes,
+    Action,
+    ForgetReplies,
+    Judge,
+    PrepareNodes,
+    StageNodes,
+    StartNodes,
+    StopNodes,
+)
+from ascendrun.core.jobs.job import BEFORE_GO, Cause, Job, Phase, State
 from ascendrun.core.jobs.outcome import completing_ranks, judge_quickly
 from ascendrun.core.jobs.reasons import Reason, because
 from ascendrun.core.jobs.restart import Again, PastAttempt
@@ -53,11 +63,11 @@ _ENDS: Mapping[Cause | None, State] = {
     Cause.COMPLETED: State.SUCCEEDED,
 }
 RESTARTED = frozenset({Cause.FAILURE, Cause.NODE_LOST, Cause.START_TIMEOUT, Cause.PREEMPTED, Cause.HUNG, Cause.REFUSED})
+"""Causes after which the restart policy decides; a refused first start is reported to the user who waits for it."""
 PAUSES = frozenset({Cause.HELD, Cause.HEAD_RESTARTED, Cause.PASSED_OVER, Cause.RESIZED, Cause.REQUEUED})
 """Causes after which the job is queued again, whatever its policy."""
 SAVING = frozenset({Cause.USER, Cause.LIMIT, Cause.PREEMPTED, Cause.COMPLETED, Cause.RESIZED, Cause.REQUEUED})
 """Causes with which ranks get the grace period of the job to save a checkpoint."""
-"""Causes after which the restart policy decides; a refused first start is reported to the user who waits for it."""
 
 
 class InvalidTransitionError(AssertionError):
@@ -72,57 +82,6 @@ class Transition:
     target: State
     at_s: float
     reason: Reason
-
-
-# Actions. Each may be repeated, since the controller can end between the decision and the action.
-
-
-@dataclass(frozen=True)
-class QueryNodes:
-    """Connect to the hosts and probe them; when all have reported, make the plan."""
-
-
-@dataclass(frozen=True)
-class StageNodes:
-    """Send the trees to every node that lacks them."""
-
-
-@dataclass(frozen=True)
-class PrepareNodes:
-    """Request every node to check, reserve and report ready."""
-
-
-@dataclass(frozen=True)
-class StartNodes:
-    """Send GO, with the port of the rank-0 node."""
-
-
-@dataclass(frozen=True)
-class AbortNodes:
-    """Discard the preparation of the attempt of this run_id on its hosts; nothing was started."""
-
-    run_id: str
-    hosts: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class StopNodes:
-    """End every process of the attempt on these hosts. `hung`: the ranks first print their stacks and end by it."""
-
-    hosts: tuple[str, ...]
-    now: bool
-    grace_s: float
-    hung: bool = False
-
-
-@dataclass(frozen=True)
-class Judge:
-    """Diagnose the failure of an attempt; the reply is Diagnosed."""
-
-    attempt: int
-
-
-Action = Union[QueryNodes, StageNodes, PrepareNodes, StartNodes, AbortNodes, StopNodes, Judge]
 
 
 @dataclass(frozen=True)
@@ -168,6 +127,8 @@ class Draft:
         cause = self.job.cause.value if self.job.cause is not None else None
         values = {"state": target.value, "previous": self.job.state.value, "reason": reason, "cause": cause}
         values["confidence"] = self.job.confidence
+        if self.job.state in BEFORE_GO and target not in BEFORE_GO:
+            self.actions.append(ForgetReplies())
         self.record("state-changed", reason.hosts, reason.ranks, values)
         self.job = replace(self.job, state=target, reason=reason, since_s=self.now_s)
 

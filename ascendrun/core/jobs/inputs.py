@@ -12,6 +12,7 @@ from dataclasses import field, replace
 from ascendrun.core.dataclass import dataclass, dataclass_transform
 from ascendrun.core.findings import Finding
 from ascendrun.core.jobs import draft as drafts
+from ascendrun.core.jobs.actions import AbortNodes, QueryNodes
 from ascendrun.core.jobs.checkpoints import Listed, ResumePoint
 from ascendrun.core.jobs.job import BEFORE_GO, Cause, Job, NodeProgress, Phase, StageFiles, State
 from ascendrun.core.jobs.outcome import judge_quickly
@@ -60,7 +61,7 @@ class NodesFree(JobInput):
             draft.record("nodes-missing", values={"found": len(self.hosts), "count": draft.job.request.nodes})
         elif len(self.spares) < draft.job.request.spares:
             draft.record("spares-missing", values={"found": len(self.spares), "count": draft.job.request.spares})
-        draft.actions.append(drafts.QueryNodes())
+        draft.actions.append(QueryNodes())
 
 
 class SparesFree(JobInput):
@@ -214,7 +215,7 @@ class NodeReady(OfNode):
 
     def apply(self, draft: drafts.Draft) -> None:
         if draft.job.go_sent_at_s is None and draft.job.state is not State.STARTING:
-            draft.actions.append(drafts.AbortNodes(draft.job.run_id, (self.host,)))  # stopped while it was preparing
+            draft.actions.append(AbortNodes(draft.job.run_id, (self.host,)))  # stopped while it was preparing
             return
         if draft.job.state is not State.STARTING or draft.job.node(self.host).phase is not Phase.STAGED:
             return

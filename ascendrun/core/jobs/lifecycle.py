@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Callable
 
 from ascendrun.core.events import Event
-from ascendrun.core.jobs.draft import Draft, StartNodes, Step, judge_actions, stop_actions
+from ascendrun.core.jobs.actions import StartNodes
+from ascendrun.core.jobs.draft import Draft, Step, judge_actions, stop_actions
 from ascendrun.core.jobs.inputs import HeadRestarted, JobInput, OfNode
 from ascendrun.core.jobs.job import BEFORE_GO, Job, State
 

@@ -285,7 +285,7 @@ class LiveJobs:
     # What a step decided
 
     def _carry_out(self, runner: JobRunner, before: Job, step: Step) -> None:
-        from ascendrun.core.jobs.draft import Judge
+        from ascendrun.core.jobs.actions import Judge
 
         if step.job.granted != before.granted:
             runner.set_hosts(replace(runner.submission, hosts=step.job.granted))

@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.errors import AscendrunError
-from ascendrun.core.jobs import draft, endings
-from ascendrun.core.jobs.draft import Action, stop_grace_s
+from ascendrun.core.jobs import actions, endings
+from ascendrun.core.jobs.draft import stop_grace_s
 from ascendrun.core.jobs.job import Cause, Job, Phase, State
 from ascendrun.core.jobs.reconcile import node_stopped
 from ascendrun.head.loop.job.copies import JobCopies
@@ -191,29 +191,31 @@ class JobRunner(LiveJob):
         self.copies.begin_attempt()
         self.leases, self.ending = Leases(self), Ending(self, self.copies)
 
-    def perform(self, action: Action) -> None:
+    def perform(self, action: actions.Action) -> None:
         self.do(partial(self._perform, action))
 
-    def _perform(self, action: Action) -> None:
-        if isinstance(action, draft.QueryNodes):
+    def _perform(self, action: actions.Action) -> None:
+        if isinstance(action, actions.QueryNodes):
             self.start.survey()
-        elif isinstance(action, draft.StageNodes):
+        elif isinstance(action, actions.StageNodes):
             self.start.stage()
-        elif isinstance(action, draft.PrepareNodes):
+        elif isinstance(action, actions.PrepareNodes):
             for host in self.job.hosts:
                 self.start.prepare(host)
-        elif isinstance(action, draft.StartNodes):
+        elif isinstance(action, actions.StartNodes):
             self.start.record_placement()
             for host in self.job.hosts:
                 self.send_go(host)
-        elif isinstance(action, draft.AbortNodes):
+        elif isinstance(action, actions.AbortNodes):
             for host in action.hosts:
                 if self.link(host).is_up:
                     abort = agent.Abort(action.run_id)
                     self.link(host).call(abort, deadline_s=REPLY_S, done=lambda reply: None)
-        elif isinstance(action, draft.StopNodes):
+        elif isinstance(action, actions.StopNodes):
             for host in action.hosts:
                 self.ending.stop(host)
+        elif isinstance(action, actions.ForgetReplies):
+            self.start.forget()
 
     def send_go(self, host: str) -> None:
         self.leases.begin(host)
@@ -222,8 +224,6 @@ class JobRunner(LiveJob):
     def tick(self) -> None:
         """Repeat due requests; called periodically."""
         now = time.monotonic()
-        if self.job.state is State.RUNNING and self.start.plan is not None:
-            self.start.forget()
         self.copies.tick()
         self.leases.renew_due(now)
         self.ending.tick(now)

@@ -67,7 +67,7 @@ class JobStart:
         self.forget()
 
     def forget(self) -> None:
-        """Release what the hosts replied, which is large and of no use once the ranks run."""
+        """Release what the hosts replied: the start is over, or begins again."""
         self._query: NodeQuery | None = None
         self.reports: dict[str, NodeReport] = {}
         self._build: Callable[[JobSpec], LaunchPlan] | None = None

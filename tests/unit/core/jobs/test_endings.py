@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ascendrun.core.jobs import draft, endings, inputs
+from ascendrun.core.jobs import actions, endings, inputs
 from ascendrun.core.jobs.draft import HUNG_GRACE_S
 from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import Cause, Exit, Leftover, NodeProgress, State, dump_job, load_job
@@ -84,7 +84,7 @@ def test_ranks_that_save_and_exit_0_because_they_were_stopped_are_no_success(by:
 
 def test_a_host_that_shuts_down_lets_all_ranks_save() -> None:
     story = Story(make_job()).tell(*to_running(), endings.StopStarted("node1", "node", "SIGTERM", 1.0))
-    assert story.actions[-2] == draft.StopNodes(HOSTS, now=False, grace_s=30)
+    assert story.actions[-2] == actions.StopNodes(HOSTS, now=False, grace_s=30)
 
 
 def test_a_shutdown_after_the_work_is_complete_is_a_success() -> None:
@@ -113,7 +113,7 @@ def test_the_end_of_a_host_names_exits_whose_records_were_lost() -> None:
 def test_a_hung_job_is_stopped_with_its_stacks_and_fails(is_unreachable: bool, key: str) -> None:
     hung = endings.Hung(("node2",), (2,), Text("hang.x", "rank 2 is stopped"), is_unreachable=is_unreachable)
     story = Story(make_job()).tell(*to_running(), hung, hung)
-    assert story.actions.count(draft.StopNodes(HOSTS, now=False, grace_s=HUNG_GRACE_S, hung=True)) == 1
+    assert story.actions.count(actions.StopNodes(HOSTS, now=False, grace_s=HUNG_GRACE_S, hung=True)) == 1
     assert (story.job.cause, story.job.reason.code, story.job.reason.ranks) == (Cause.HUNG, key, (2,))
     stop = next(event for event in story.events if event.values.get("state") == "STOPPING")
     assert (stop.hosts, stop.ranks) == (("node2",), (2,))
@@ -190,8 +190,8 @@ def test_a_failed_job_shows_the_exits_until_its_diagnosis_is_there_and_then_that
     story = failed_by_its_exits()
     quick = because("rank-exited", ["node2"], [2], code=3)
     assert (story.job.state, story.job.first_failure) == (State.FAILED, FirstFailure(quick, "preliminary"))
-    assert draft.Judge(1) in story.actions
-    assert resume(story.job, now_s=9.0).actions == (draft.Judge(1),), "another controller diagnoses it"
+    assert actions.Judge(1) in story.actions
+    assert resume(story.job, now_s=9.0).actions == (actions.Judge(1),), "another controller diagnoses it"
     story.tell(endings.Diagnosed(1, Failure(Kind.OOM, "host-oom", ("node1",), (1,), "certain"), None, OTHER))
     assert (story.job.first_failure, story.job.reason) == (OTHER, OTHER.reason)
     [event] = [event for event in story.events if event.code == "diagnosed"]
@@ -232,11 +232,11 @@ def cut(rank: int, *, at_ns: int = 9, stopped: bool = True) -> endings.RankExite
 def test_a_node_that_serves_is_stopped_when_the_work_is_complete_and_its_end_is_no_failure() -> None:
     story = served().tell(*WORK)
     assert (story.job.state, story.job.cause, story.job.reason.code) == (State.STOPPING, Cause.COMPLETED, "completed")
-    assert story.actions[-1] == draft.StopNodes(("node2",), now=False, grace_s=30)
+    assert story.actions[-1] == actions.StopNodes(("node2",), now=False, grace_s=30)
     assert resume(load_job(json.loads(json.dumps(dump_job(story.job)))), now_s=9.0).actions == (story.actions[-1],)
     story.tell(cut(2), endings.RankExited("node2", 3, Exit(1, None, 9)), endings.NodeEnded("node2"))
     assert (story.job.state, story.job.first_failure, story.job.reason.code) == (State.SUCCEEDED, None, "completed")
-    assert not any(isinstance(one, draft.Judge) for one in story.actions)
+    assert not any(isinstance(one, actions.Judge) for one in story.actions)
 
 
 def test_a_node_that_serves_and_exits_0_ends_nothing() -> None:

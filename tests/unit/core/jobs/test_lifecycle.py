@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ascendrun.core.jobs import draft, endings, inputs
+from ascendrun.core.jobs import actions, endings, inputs
 from ascendrun.core.jobs.draft import CONFIRM_S, HELD_S, TRANSITIONS, Draft, InvalidTransitionError, Step
 from ascendrun.core.jobs.inputs import JobInput
 from ascendrun.core.jobs.job import Cause, Job, Leftover, NodeProgress, Phase, Request, State, dump_job, load_job
@@ -20,7 +20,7 @@ from tests.lib.job_stories import HOSTS, Story, ended, make_job, to_running, to_
 
 def test_nobody_is_told_go_while_one_node_is_not_ready() -> None:
     story = Story(make_job()).tell(*to_starting(), inputs.NodeReady("node1", 29400))
-    assert draft.StartNodes() not in story.actions
+    assert actions.StartNodes() not in story.actions
     assert story.job.go_sent_at_s is None
 
 
@@ -29,7 +29,7 @@ def test_one_refusal_and_nobody_starts() -> None:
         *to_starting(), inputs.NodeReady("node1", 29400), inputs.Refused("node2", "port 29500 is taken")
     )
     assert story.job.state is State.FAILED
-    assert story.actions == [draft.AbortNodes("head-j-0001.1", HOSTS)]
+    assert story.actions == [actions.ForgetReplies(), actions.AbortNodes("head-j-0001.1", HOSTS)]
     refusal = because("on-host", ["node2"], why="port 29500 is taken")
     assert story.job.reason == because("preflight-failed", why=refusal)
 
@@ -41,7 +41,8 @@ def pooled(*pool: str, nodes: int = 2, **changes: Any) -> Job:
 def test_a_host_that_is_not_ready_is_passed_over_and_the_job_placed_again() -> None:
     story = Story(pooled("node1", "node2", "node3")).tell(*to_starting(), inputs.Refused("node2", "no disk"))
     assert (story.job.state, story.job.attempt, story.job.hosts) == (State.QUEUED, 2, ())
-    assert story.actions == [draft.AbortNodes("head-j-0001.1", HOSTS)], "what was prepared is given back"
+    gone = [actions.ForgetReplies(), actions.AbortNodes("head-j-0001.1", HOSTS)]
+    assert story.actions == gone, "what was prepared is given back"
     assert set(story.job.passed_over) == {"node2"} and story.job.past[-1].counted is False
     [event] = [event for event in story.events if event.code == "host-passed-over"]
     assert (event.hosts, event.values["why"]) == (("node2",), "no disk")
@@ -88,13 +89,13 @@ def test_a_hold_is_recorded_with_its_user_and_ends_once() -> None:
 
 def test_a_node_that_gets_ready_after_another_refused_is_told_to_forget_it() -> None:
     story = Story(make_job()).tell(*to_starting(), inputs.Refused("node2", "no"), inputs.NodeReady("node1", 29400))
-    assert story.actions == [draft.AbortNodes("head-j-0001.1", ("node1",))]
+    assert story.actions == [actions.AbortNodes("head-j-0001.1", ("node1",))]
 
 
 def test_a_failed_rank_stops_every_node_and_the_job_fails_when_all_are_empty() -> None:
     story = Story(make_job()).tell(*to_running(), ended(2, 3))
     assert story.job.state is State.STOPPING
-    assert isinstance(story.actions[-2], draft.StopNodes) and story.actions[-2].hosts == HOSTS
+    assert isinstance(story.actions[-2], actions.StopNodes) and story.actions[-2].hosts == HOSTS
     story.tell(ended(0, 1, stopped=True), endings.NodeEnded("node2"))
     assert story.job.state is State.STOPPING
     story.tell(endings.NodeEnded("node1"))
@@ -154,7 +155,7 @@ def test_a_stop_names_the_node_that_could_not_confirm_and_clears_it_when_it_answ
     story.tell(inputs.Tick(frozenset({"node1"})))
     assert story.job.state is State.STOPPED
     assert story.job.unconfirmed == ("node2",)
-    assert isinstance(resume(story.job, now_s=0.0).actions[0], draft.StopNodes)
+    assert isinstance(resume(story.job, now_s=0.0).actions[0], actions.StopNodes)
     story.tell(endings.NodeEnded("node2"))
     assert story.job.unconfirmed == ()
     assert story.job.state is State.STOPPED
@@ -228,7 +229,7 @@ def test_a_stop_in_the_queue_touches_no_node() -> None:
 
 def test_a_second_harsher_stop_is_passed_on_once() -> None:
     story = Story(make_job()).tell(*to_running(), inputs.StopRequested(now=False), inputs.StopRequested(now=True))
-    assert isinstance(story.actions[-1], draft.StopNodes) and story.actions[-1].now
+    assert isinstance(story.actions[-1], actions.StopNodes) and story.actions[-1].now
     assert advance(story.job, inputs.StopRequested(now=True), now_s=99.0).actions == ()
 
 
@@ -255,7 +256,7 @@ def test_a_new_controller_begins_an_unfinished_start_again_as_the_next_attempt()
     assert story.job.attempt == 2
     assert story.job.run_id == "head-j-0001.2"
     assert State.BACKOFF in story.states
-    assert story.actions == [draft.AbortNodes("head-j-0001.1", HOSTS)], (
+    assert story.actions == [actions.ForgetReplies(), actions.AbortNodes("head-j-0001.1", HOSTS)], (
         "what the old attempt had reserved is given back"
     )
 
@@ -273,7 +274,7 @@ def test_what_is_held_by_others_returns_the_job_to_the_queue_and_uses_no_restart
     events = [event for event in to_starting() if steps == 6 or not isinstance(event, inputs.NodeStaged)][:steps]
     story = Story(make_job()).tell(*events, inputs.Held("node2", "NPU 3 is in use", "theirs-j-0007.1"))
     assert story.job.state is State.BACKOFF and story.job.past == () and story.job.cause is Cause.HELD
-    assert draft.AbortNodes("head-j-0001.1", HOSTS) in story.actions
+    assert actions.AbortNodes("head-j-0001.1", HOSTS) in story.actions
     assert [(e.hosts, e.values["by"]) for e in story.events if e.code == "held"] == [(("node2",), "theirs-j-0007.1")]
     assert story.job.not_before_s is not None
     assert tick(story, story.job.not_before_s - 0.1).job.state is State.BACKOFF
@@ -309,7 +310,7 @@ def test_a_user_stops_a_job_that_waits_for_others() -> None:
 def test_the_lowest_block_of_ports_that_all_nodes_hold_is_the_base_without_one_the_job_waits() -> None:
     ready = inputs.NodeReady("node1", 29400, (61024, 61056, 61088)), inputs.NodeReady("node2", None, (61088, 61056))
     story = Story(make_job()).tell(*to_starting(), *ready)
-    assert story.job.hccl_base == 61056 and story.actions == [draft.StartNodes()]
+    assert story.job.hccl_base == 61056 and story.actions == [actions.StartNodes()]
     assert load_job(json.loads(json.dumps(dump_job(story.job)))).nodes == story.job.nodes
     none = inputs.NodeReady("node2", None, (61120,))
     story = Story(make_job()).tell(*to_starting(), ready[0], none)
@@ -320,7 +321,7 @@ def test_the_lowest_block_of_ports_that_all_nodes_hold_is_the_base_without_one_t
 def test_a_new_controller_says_go_again_when_go_was_decided() -> None:
     story = Story(make_job()).tell(*to_running()[:8])
     assert story.job.go_sent_at_s is not None and story.job.state is State.STARTING
-    assert resume(story.job, now_s=50.0).actions == (draft.StartNodes(),)
+    assert resume(story.job, now_s=50.0).actions == (actions.StartNodes(),)
 
 
 def test_an_event_told_twice_changes_nothing() -> None:
@@ -404,7 +405,7 @@ def test_a_job_that_runs_on_fewer_hosts_grows_after_the_checkpoint_that_follows(
     assert (event.hosts, event.values) == (("node3",), {"found": 2, "count": 3})
     story.tell(inputs.GrowthPossible(("node3",), 50))
     assert (story.job.state, story.job.cause) == (State.STOPPING, Cause.RESIZED)
-    stop = next(action for action in story.actions if isinstance(action, draft.StopNodes))
+    stop = next(action for action in story.actions if isinstance(action, actions.StopNodes))
     assert stop.grace_s == story.job.grace_s, "they may save"
     story.tell(*(endings.NodeEnded(host) for host in HOSTS))
     assert (story.job.state, story.job.attempt, story.job.grows_after) == (State.QUEUED, 2, None)
@@ -423,7 +424,7 @@ def test_a_preempted_job_saves_and_is_queued_again_without_a_restart() -> None:
     reason = because("preempted-by", ["node1"], job="j-9", name="high")
     story = Story(make_job()).tell(*to_running(), endings.Preempted(reason), endings.Preempted(reason))
     assert (story.job.state, story.job.cause, story.job.reason) == (State.STOPPING, Cause.REQUEUED, reason)
-    [stop] = [action for action in story.actions if isinstance(action, draft.StopNodes)]
+    [stop] = [action for action in story.actions if isinstance(action, actions.StopNodes)]
     assert stop.grace_s == story.job.grace_s
     story.tell(*(endings.NodeEnded(host) for host in HOSTS))
     assert (story.job.state, story.job.attempt, story.job.past[-1].counted) == (State.QUEUED, 2, False)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ascendrun.core.jobfile.model import JobSpec
-from ascendrun.core.jobs import draft, endings, inputs
+from ascendrun.core.jobs import actions, endings, inputs
 from ascendrun.core.jobs.checkpoints import Listed, ResumePoint
 from ascendrun.core.jobs.checkpoints import choose as choose_checkpoint
 from ascendrun.core.jobs.draft import JUDGE_S
@@ -268,7 +268,7 @@ def failed(story: Story, rank: int = 2) -> Story:
 
 def test_a_job_waits_for_its_diagnosis_then_for_its_pause_and_is_queued_again() -> None:
     story = failed(Story(restarting_job()).tell(*to_running()))
-    assert story.job.state is State.STOPPING and draft.Judge(1) in story.actions
+    assert story.job.state is State.STOPPING and actions.Judge(1) in story.actions
     story.tell(endings.Diagnosed(1, KILLED, last_step=40))
     assert story.job.state is State.BACKOFF and story.job.not_before_s is not None
     assert [event.code for event in story.events].count("restarting") == 1
@@ -326,7 +326,7 @@ def test_a_diagnosis_that_does_not_come_is_replaced_by_the_records() -> None:
 
 def test_a_new_controller_asks_for_the_diagnosis_again_and_keeps_the_pause() -> None:
     story = failed(Story(restarting_job()).tell(*to_running()))
-    assert draft.Judge(1) in resume(story.job, now_s=50.0).actions
+    assert actions.Judge(1) in resume(story.job, now_s=50.0).actions
     story.tell(endings.Diagnosed(1, KILLED))
     assert resume(story.job, now_s=50.0).job == story.job
 

@@ -33,6 +33,7 @@ SPEC = JobSpec.model_validate(
 )
 PYTHON = {"code": 0, "out": json.dumps({"executable": "/usr/bin/python3", "version": "3.11.4", "modules": {}})}
 NO_SPACE = {"disks": {"x": {"at": "/r", "free_bytes": 5, "total_bytes": 1 << 40, "free_inodes": 9, "total_inodes": 9}}}
+HELD = inputs.Held("n1", "NPU 3 is in use", None)
 
 
 def packed(world: World) -> Tree:
@@ -127,7 +128,10 @@ def test_what_lasts_is_asked_once_a_minute(world: World, monkeypatch: pytest.Mon
     assert probes(world) == [True, False, True, True, True]
 
 
-def test_what_hosts_replied_is_not_kept_while_the_ranks_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("then", "state"), [((), State.RUNNING), ((HELD,), State.BACKOFF)], ids=["runs", "held"])
+def test_what_hosts_replied_is_not_kept_when_the_start_is_over(
+    world: World, then: tuple[inputs.Held, ...], state: State
+) -> None:
     def kept() -> int:
         gc.collect()
         return sum(isinstance(one, (NodeReport, Examination)) for one in gc.get_objects())
@@ -137,8 +141,13 @@ def test_what_hosts_replied_is_not_kept_while_the_ranks_run(world: World, monkey
     job = world.job(N1, spec=SPEC)
     world.turn()
     assert kept() > before
-    run(world)
-    assert world.now(job).state is State.RUNNING and kept() == before
+    [runner] = world.jobs
+    for event in then:
+        runner.feed(event)
+    if not then:
+        run(world)
+    world.turn()
+    assert world.now(job).state is state and kept() == before
 
 
 def test_what_lasts_is_released_after_a_minute_without_another_start(
