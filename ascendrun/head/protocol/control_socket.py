@@ -51,7 +51,36 @@ def uid_of(peer: socket.socket) -> int:
     return int(_UCRED.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1])
 
 
-class ControlServer:
+class PeerServer:
+    """Accepts the connections of processes of this machine in one thread. Subclasses serve them."""
+
+    def __init__(self, listener: socket.socket, name: str) -> None:
+        """`listener`: listens already, and is closed by `close`. `name`: of the thread."""
+        self._listener = listener
+        self._thread = threading.Thread(target=self._accept, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends accept, before another socket gets the number
+        self._listener.close()
+
+    def take(self, peer: socket.socket, uid: int) -> None:
+        """Serve a connection of a user, and close it. No other one is accepted before this returns."""
+        raise NotImplementedError
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            self.take(peer, uid_of(peer))
+
+
+class ControlServer(PeerServer):
     """Server in the state directory. Subclasses serve other users. `MODE`, `group`: of the socket, -1: that of this
     process. `BACKLOG`: replies that a peer may leave unread, None: any number."""
 
@@ -69,43 +98,32 @@ class ControlServer:
         """`will_restart(release of a command)`: whether this controller restarts soon, as another release."""
         self._path = state_dir / self.NAME
         self._handle, self._will_restart = handle, will_restart
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._path.unlink(missing_ok=True)
         with _short_path(state_dir, self.NAME) as path:
-            self._listener.bind(path)
+            listener.bind(path)
         os.chmod(self._path, 0o600)
         os.chown(self._path, -1, group)
         os.chmod(self._path, self.MODE)
         self._inode = os.stat(self._path).st_ino
-        self._listener.listen(64)
-        self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
+        listener.listen(64)
+        super().__init__(listener, "control")
 
     def close(self) -> None:
         with suppress(OSError):
             if os.stat(self._path).st_ino == self._inode:  # not the one of another controller
                 self._path.unlink()
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # ends accept, before another socket gets the number
-        self._listener.close()
+        super().close()
 
     def handle_of(self, uid: int) -> Handle | None:
         """Return what serves a user; None: the user may not connect."""
         return self._handle if uid == os.getuid() else None
 
-    def _accept(self) -> None:
-        while True:
-            try:
-                peer, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            uid = uid_of(peer)
-            handle = self.handle_of(uid)
-            if handle is None:
-                peer.close()
-                continue
+    def take(self, peer: socket.socket, uid: int) -> None:
+        handle = self.handle_of(uid)
+        if handle is None:
+            peer.close()
+        else:
             threading.Thread(target=self._serve, args=(peer, handle), name=peer_name(uid), daemon=True).start()
 
     def _serve(self, peer: socket.socket, handle: Handle) -> None:

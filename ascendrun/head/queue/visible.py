@@ -14,7 +14,6 @@ import selectors
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError, UnreachableError
-from ascendrun.head.protocol.control_socket import uid_of
+from ascendrun.head.protocol.control_socket import PeerServer, uid_of
 from ascendrun.head.queue.messages import QUEUE_NAME, ReadEnded, ReadJob
 
 PREFIX = "ascendrun-reader"
@@ -35,39 +34,30 @@ STARTS_S = 60.0
 CHUNK_BYTES, REPLY_BYTES = 1 << 16, 1 << 16
 
 
-class JobReaders:
+class JobReaders(PeerServer):
     """The controller's side: for each connection a child process, `ascendrun.query.visible`."""
 
     def __init__(self, queue: Path, state_dir: Path) -> None:
         """Serve from now on. `queue`: the directory of the shared queue, whose users may read."""
         self._queue, self._state_dir = queue, state_dir
         self._running: list[tuple[int, subprocess.Popen[bytes]]] = []
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(f"\0{PREFIX}-{os.getuid()}-{secrets.token_hex(8)}")
-        self._listener.listen(READERS)
-        threading.Thread(target=self._accept, name="job-readers", daemon=True).start()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(f"\0{PREFIX}-{os.getuid()}-{secrets.token_hex(8)}")
+        listener.listen(READERS)
+        super().__init__(listener, "job-readers")
+        self.start()
 
-    def close(self) -> None:
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # ends accept
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                peer, _ = self._listener.accept()
-            except OSError:
-                return  # closed
-            with peer, suppress(OSError):
-                self._running = [(uid, child) for uid, child in self._running if child.poll() is None]
-                error = self._refusal(uid_of(peer))
-                if error is not None:
-                    peer.send(json.dumps({"error": error.to_json()}).encode(), socket.MSG_DONTWAIT)
-                else:
-                    argv = [sys.executable, "-m", "ascendrun.query.visible", str(self._state_dir)]
-                    child = subprocess.Popen(argv, stdin=peer.fileno(), stdout=subprocess.DEVNULL, cwd="/")
-                    self._running.append((uid_of(peer), child))
-            time.sleep(PACE_S)
+    def take(self, peer: socket.socket, uid: int) -> None:
+        with peer, suppress(OSError):
+            self._running = [(user, child) for user, child in self._running if child.poll() is None]
+            error = self._refusal(uid)
+            if error is not None:
+                peer.send(json.dumps({"error": error.to_json()}).encode(), socket.MSG_DONTWAIT)
+            else:
+                argv = [sys.executable, "-m", "ascendrun.query.visible", str(self._state_dir)]
+                child = subprocess.Popen(argv, stdin=peer.fileno(), stdout=subprocess.DEVNULL, cwd="/")
+                self._running.append((uid, child))
+        time.sleep(PACE_S)
 
     def _refusal(self, uid: int) -> ConflictError | None:
         if not _may_use(self._queue, uid):
