@@ -85,7 +85,7 @@ def _print_of_other(ctx: click.Context) -> int:
         if name in ctx.params and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             given[max(one.opts, key=len)] = _as_word(ctx.params[name])
     user, _, job = given.pop("job").rpartition("/")
-    return int(ctx.obj.cluster.queue.read(user, job, str(ctx.command.name), given, write))
+    return int(ctx.obj.cluster.queue.print_visible(user, job, str(ctx.command.name), given, write))
 
 
 def _as_word(value: object) -> object:

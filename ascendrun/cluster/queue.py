@@ -34,7 +34,7 @@ class Queue(Part):
         with self._client() as client:
             client.call(StopOther(user, job, now))
 
-    def read(
+    def print_visible(
         self, user: str, job: str, command: str, options: Mapping[str, Any], write: Callable[[str, bool], object]
     ) -> int:
         """Let the controller of a user print a job with `visible: group`, as `command` does: show, explain or logs.
@@ -44,13 +44,13 @@ class Queue(Part):
         ConflictError: also for options that are not for others; UnreachableError."""
         from codecs import getincrementaldecoder
 
-        from ascendrun.head.queue.messages import ReadJob
-        from ascendrun.head.queue.visible import read_job
+        from ascendrun.head.queue.messages import PrintVisible
+        from ascendrun.head.queue.visible import print_visible
         from ascendrun.text import language
 
         decoders = [getincrementaldecoder("utf-8")("replace") for _ in range(2)]
-        request = ReadJob(job, command, options, language())
-        return read_job(user, request, lambda data, is_error: write(decoders[is_error].decode(data), is_error))
+        request = PrintVisible(job, command, options, language())
+        return print_visible(user, request, lambda data, is_error: write(decoders[is_error].decode(data), is_error))
 
     def _client(self) -> QueueClient:
         folder = self._head.settings.queue

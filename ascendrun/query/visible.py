@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ascendrun.core.errors import AscendrunError, ConflictError, DeadlineExceededError, NotFoundError
 from ascendrun.core.settings import FORWARDED_VARIABLE, STATE_VARIABLE
-from ascendrun.head.queue.messages import ReadJob
+from ascendrun.head.queue.messages import PrintVisible
 from ascendrun.head.state.store import Store
 from ascendrun.text import LANGUAGES
 
@@ -40,7 +40,7 @@ def serve(peer: socket.socket, state_dir: Path) -> None:
     try:
         data, ends, _, _ = socket.recv_fds(peer, REQUEST_BYTES, 2)
         stdout, stderr = ends
-        request = ReadJob.from_header(json.loads(data))
+        request = PrintVisible.from_header(json.loads(data))
         words = words_of(request, state_dir)
         peer.sendall(b"\n")  # accepted: from now on the output may pause
         reply: dict[str, object] = {"code": _run(words, request.lang, state_dir, stdout, stderr)}
@@ -52,7 +52,7 @@ def serve(peer: socket.socket, state_dir: Path) -> None:
         peer.sendall(json.dumps(reply).encode())
 
 
-def words_of(request: ReadJob, state_dir: Path) -> list[str]:
+def words_of(request: PrintVisible, state_dir: Path) -> list[str]:
     """Return the command line for a request. Raises ConflictError for what others may not do, NotFoundError for a job
     that they may not read."""
     flags, words = READABLE.get(request.command), [request.command]
@@ -78,7 +78,7 @@ def words_of(request: ReadJob, state_dir: Path) -> list[str]:
 
 
 def _refused(word: str) -> ConflictError:
-    return ConflictError.of("queue.reader-flag", "{flag} is not supported for a job of another user", flag=word)
+    return ConflictError.of("queue.visible-flag", "{flag} is not supported for a job of another user", flag=word)
 
 
 def _run(words: Sequence[str], lang: str, state_dir: Path, stdout: int, stderr: int) -> int:
@@ -91,7 +91,7 @@ def _run(words: Sequence[str], lang: str, state_dir: Path, stdout: int, stderr: 
         ).returncode
     except subprocess.TimeoutExpired:
         raise DeadlineExceededError.of(
-            "queue.read-limit", "the output ended after {limit_s:duration}", "repeat the command", limit_s=LIMIT_S
+            "queue.visible-limit", "the output ended after {limit_s:duration}", "repeat the command", limit_s=LIMIT_S
         ) from None
 
 

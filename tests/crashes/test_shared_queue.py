@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ascendrun.core.errors import ConflictError, NotFoundError, UnreachableError
-from ascendrun.head.queue.messages import QUEUE_NAME, ReadJob
-from ascendrun.head.queue.visible import OF_ONE_USER, PREFIX, read_job
+from ascendrun.head.queue.messages import QUEUE_NAME, PrintVisible
+from ascendrun.head.queue.visible import OF_ONE_USER, PREFIX, print_visible
 from tests.lib.real_users import DEADLINE_S, User
 
 pytestmark = pytest.mark.timeout(1800)
@@ -84,7 +84,7 @@ def users(folder: Path) -> Iterator[tuple[User, User, User]]:
             server.terminate()
 
 
-def readers_of(user: User) -> list[str]:
+def printing(user: User) -> list[str]:
     """Processes of a user that print for others."""
     found = subprocess.run(["ps", "-U", str(user.uid), "-o", "args"], capture_output=True, text=True, check=False)
     return [line for line in found.stdout.splitlines() if "ascendrun.query.visible" in line or "--color=never" in line]
@@ -97,14 +97,14 @@ def await_none(found: Any) -> None:
         time.sleep(0.1)
 
 
-def read_as(reader: User, owner: User, job: str, command: str, **options: object) -> str:
+def print_as(reader: User, owner: User, job: str, command: str, **options: object) -> str:
     """What the controller of `owner` prints for `reader`, whose uid the kernel takes when the socket connects."""
     printed: list[bytes] = []
-    request = ReadJob(job, command, {f"--{name}": value for name, value in options.items()}, "en")
+    request = PrintVisible(job, command, {f"--{name}": value for name, value in options.items()}, "en")
     os.setegid(reader.uid)
     os.seteuid(reader.uid)
     try:
-        assert read_job(owner.name, request, lambda data, is_error: printed.append(data)) == 0
+        assert print_visible(owner.name, request, lambda data, is_error: printed.append(data)) == 0
     finally:
         os.seteuid(0)
         os.setegid(0)
@@ -122,16 +122,16 @@ def test_a_visible_job_is_read_by_others_and_nothing_else_of_its_user(users: tup
     with subprocess.Popen(**two.argv("logs", "-f", f"daemon/{shown}"), stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None and "the loss is 1.5" in follower.stdout.readline()
         follower.terminate()
-    await_none(lambda: readers_of(one))
-    table = read_as(two, one, shown, "show", output="wide")
+    await_none(lambda: printing(one))
+    table = print_as(two, one, shown, "show", output="wide")
     assert "RUNNING" in table and "value-of-the-environment" not in table
-    assert json.loads(read_as(two, one, "prints", "explain", output="json"))["state"] == "RUNNING"
+    assert json.loads(print_as(two, one, "prints", "explain", output="json"))["state"] == "RUNNING"
     for job in (hidden, "j-9999"):
         with pytest.raises(NotFoundError):
-            read_as(two, one, job, "logs")
+            print_as(two, one, job, "logs")
     for command, options in (("show", {"output": "json"}), ("stop", {}), ("logs", {"state-dir": "/"})):
         with pytest.raises(ConflictError):
-            read_as(two, one, shown, command, **options)
+            print_as(two, one, shown, command, **options)
     for job in ("bin/j-0001", "nobody-here/j-0001"):
         assert two.run(two.argv("show", job)).returncode in (NotFoundError.exit_code, UnreachableError.exit_code)
     assert two.run(two.argv("fetch", f"daemon/{shown}")).returncode != 0
@@ -155,7 +155,7 @@ def test_links_and_false_listeners_give_nothing(users: tuple[User, User, User]) 
     listen = two.python("-c", LISTEN, f"{PREFIX}-{one.uid}-0")
     with subprocess.Popen(**listen, stdout=subprocess.PIPE, text=True) as forger:
         assert forger.stdout is not None and forger.stdout.readline() == "listens\n"
-        assert "SUCCEEDED" in read_as(root, one, job, "show")
+        assert "SUCCEEDED" in print_as(root, one, job, "show")
         assert forger.stdout.readline() == "b''\n", "no request was sent to it"
 
 
@@ -169,14 +169,14 @@ def test_readers_are_bounded_and_of_the_group(users: tuple[User, User, User], fo
         for follower in followers:
             assert follower.stdout is not None and follower.stdout.readline()
         with pytest.raises(ConflictError):
-            read_as(two, one, job, "logs")
-        assert read_as(root, one, job, "logs"), "another user is served"
+            print_as(two, one, job, "logs")
+        assert print_as(root, one, job, "logs"), "another user is served"
     finally:
         for follower in followers:
             follower.kill()
             follower.communicate()
-    await_none(lambda: readers_of(one))
-    assert read_as(two, one, job, "logs")
+    await_none(lambda: printing(one))
+    assert print_as(two, one, job, "logs")
     os.chmod(folder / "queue" / QUEUE_NAME, 0o660)  # as with --group of a group that two is not in
     with pytest.raises(ConflictError):
-        read_as(two, one, job, "logs")
+        print_as(two, one, job, "logs")

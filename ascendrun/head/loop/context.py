@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ascendrun.head.protocol.file_messages import ArtifactData
     from ascendrun.head.protocol.remote import AgentConnection
     from ascendrun.head.queue.client import SharedQueue
-    from ascendrun.head.queue.visible import JobReaders
+    from ascendrun.head.queue.visible import VisibleJobs
     from ascendrun.head.spool.artifact_fetch import ArtifactFetcher
     from ascendrun.head.spool.output_fetch import OutputFetcher
     from ascendrun.head.spool.sample_ingest import SampleIngest
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 class Context:
     """Use from the controller's thread. `post` runs a call there, in order. `queue`: decides where jobs start; None:
-    this controller does. `readers`: serves other users of that queue. `lease`: of a head with a standby; without it
-    nothing changes on nodes."""
+    this controller does. `visible_jobs`: serves other users of that queue. `lease`: of a head with a standby; without
+    it nothing changes on nodes."""
 
     def __init__(self, store: Store, links: Connections, retention: Retention, guard: Guard) -> None:
         self.store, self.links, self.retention, self.guard, self.post = store, links, retention, guard, links.post
         self.state_dir: Path = store.path.parent
         self.steps = JobSteps(store, guard)
         self.queue: SharedQueue | None = None
-        self.readers: JobReaders | None = None
+        self.visible_jobs: VisibleJobs | None = None
         self.replica = Replica(store, links.post, guard)
         self.steps.after = lambda call: self.replica.after(call)
         self.lease: HeadLease | None = None
@@ -126,7 +126,7 @@ class Context:
     def close(self) -> None:
         if self.queue is not None:
             self.queue.close()
-        if self.readers is not None:
-            self.readers.close()
+        if self.visible_jobs is not None:
+            self.visible_jobs.close()
         if "samples" in vars(self):
             self.samples.close()

@@ -120,10 +120,10 @@ class Controller:
         )
         if shared_queue is not None:
             from ascendrun.head.queue.client import SharedQueue
-            from ascendrun.head.queue.visible import JobReaders
+            from ascendrun.head.queue.visible import VisibleJobs
 
             self._context.queue = SharedQueue(shared_queue, self._store.head_id, self.post, self._requests.stop_ordered)
-            self._context.readers = JobReaders(shared_queue, state_dir)
+            self._context.visible_jobs = VisibleJobs(shared_queue, state_dir)
         self._watch = LoopWatch()
         self._pulse = PulseWriter(state_dir, release, self._watch)
         self._ticked = (time.monotonic(), time.time())

@@ -1,4 +1,4 @@
-"""The messages between controllers, commands and the shared queue of a machine, and those of readers to controllers."""
+"""The messages between controllers, commands and the shared queue of a machine, and those of visible jobs."""
 
 from __future__ import annotations
 
@@ -107,13 +107,13 @@ class StopOther(Request[Done], op="queue-stop"):
     now: bool = False
 
 
-class ReadEnded(Message):
-    """Reply to ReadJob. `code`: exit code of the command."""
+class Printed(Message):
+    """Reply to PrintVisible. `code`: exit code of the command."""
 
     code: int
 
 
-class ReadJob(Request[ReadEnded], op="queue-read"):
+class PrintVisible(Request[Printed], op="queue-print-visible"):
     """Print a job of the controller's user for another one. `command`: show, explain or logs; `options`: its values by
     flag, True: a flag without a value; `lang`: the language of the text."""
 

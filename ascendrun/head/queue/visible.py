@@ -22,10 +22,10 @@ from typing import Any, Callable
 
 from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError, UnreachableError
 from ascendrun.head.protocol.control_socket import PeerServer, uid_of
-from ascendrun.head.queue.messages import QUEUE_NAME, ReadEnded, ReadJob
+from ascendrun.head.queue.messages import QUEUE_NAME, Printed, PrintVisible
 
-PREFIX = "ascendrun-reader"
-READERS, OF_ONE_USER = 8, 2
+PREFIX = "ascendrun-visible"
+AT_ONCE, OF_ONE_USER = 8, 2
 """Requests that a controller serves at a time, and how many of them one user may have."""
 PACE_S = 0.1
 """Pause after each connection: a user who floods costs the controller nothing that counts."""
@@ -34,7 +34,7 @@ STARTS_S = 60.0
 CHUNK_BYTES, REPLY_BYTES = 1 << 16, 1 << 16
 
 
-class JobReaders(PeerServer):
+class VisibleJobs(PeerServer):
     """The controller's side: for each connection a child process, `ascendrun.query.visible`."""
 
     def __init__(self, queue: Path, state_dir: Path) -> None:
@@ -43,8 +43,8 @@ class JobReaders(PeerServer):
         self._running: list[tuple[int, subprocess.Popen[bytes]]] = []
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(f"\0{PREFIX}-{os.getuid()}-{secrets.token_hex(8)}")
-        listener.listen(READERS)
-        super().__init__(listener, "job-readers")
+        listener.listen(AT_ONCE)
+        super().__init__(listener, "visible-jobs")
         self.start()
 
     def take(self, peer: socket.socket, uid: int) -> None:
@@ -63,10 +63,10 @@ class JobReaders(PeerServer):
         if not _may_use(self._queue, uid):
             return ConflictError.of("queue.not-user", "only users of the shared queue may read jobs of others")
         mine = sum(reader == uid for reader, _ in self._running)
-        if mine >= OF_ONE_USER or len(self._running) >= READERS:
-            limit = OF_ONE_USER if mine >= OF_ONE_USER else READERS
+        if mine >= OF_ONE_USER or len(self._running) >= AT_ONCE:
+            limit = OF_ONE_USER if mine >= OF_ONE_USER else AT_ONCE
             english = "{limit} commands read jobs of this user at present, and no more are allowed"
-            return ConflictError.of("queue.readers-busy", english, "repeat the command later", limit=limit)
+            return ConflictError.of("queue.visible-busy", english, "repeat the command later", limit=limit)
         return None
 
 
@@ -79,7 +79,7 @@ def _may_use(queue: Path, uid: int) -> bool:
     return bool(status.st_mode & 0o002) or uid == 0 or status.st_gid in os.getgrouplist(user.pw_name, user.pw_gid)
 
 
-def read_job(user: str, request: ReadJob, write: Callable[[bytes, bool], object]) -> int:
+def print_visible(user: str, request: PrintVisible, write: Callable[[bytes, bool], object]) -> int:
     """Let the controller of a user print a job; return the exit code of the command. `write(data, is_error)` gets what
     it prints: bytes that this user may have chosen.
 
@@ -120,7 +120,7 @@ def _controllers_of(user: str) -> Iterator[socket.socket]:
         peer.close()
 
 
-def _print(user: str, peer: socket.socket, request: ReadJob, write: Callable[[bytes, bool], object]) -> int:
+def _print(user: str, peer: socket.socket, request: PrintVisible, write: Callable[[bytes, bool], object]) -> int:
     reply = b""
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         ends: list[Any] = []
@@ -152,7 +152,7 @@ def _print(user: str, peer: socket.socket, request: ReadJob, write: Callable[[by
         raise _silent(user) from None
     if error is not None:
         raise error
-    return ReadEnded.from_header(row).code
+    return Printed.from_header(row).code
 
 
 def _read(fd: int) -> bytes:

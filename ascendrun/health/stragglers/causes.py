@@ -41,8 +41,8 @@ class StragglerCause(str, Enum):
     WORK = "work"
 
 
-OTHERS = {*StragglerCause} - {StragglerCause.TEMPERATURE, StragglerCause.FREQUENCY, StragglerCause.LINK}
-"""Causes whose metrics are compared as they are, without looking at the clock or the state of a link."""
+COMPARED_AS_IS = {*StragglerCause} - {StragglerCause.TEMPERATURE, StragglerCause.FREQUENCY, StragglerCause.LINK}
+"""Causes whose metrics are compared without the clock and the state of a link."""
 
 
 class Mark(NamedTuple):
@@ -113,7 +113,7 @@ def find_marks(
         *_complaints(mine),
         *host_marks(host, samples, places.hosts, since_s=since_s),
         *of_processes,
-        *_compared(DeviceSample, mine, others, *OTHERS),
+        *_compared(DeviceSample, mine, others, *COMPARED_AS_IS),
     )
 
 

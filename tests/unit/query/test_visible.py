@@ -11,7 +11,7 @@ import pytest
 from ascendrun.cli.app import cli
 from ascendrun.cli.elsewhere import READS
 from ascendrun.core.errors import ConflictError, InvalidInputError
-from ascendrun.head.queue.messages import ReadJob
+from ascendrun.head.queue.messages import PrintVisible
 from ascendrun.query.visible import READABLE, words_of
 
 
@@ -37,10 +37,10 @@ def test_every_flag_that_is_allowed_is_one_of_the_command() -> None:
 )
 def test_what_others_may_not_do_is_refused_before_a_job_is_read(command: str, options: Any) -> None:
     with pytest.raises(ConflictError):
-        words_of(ReadJob("j-0001", command, options, "en"), Path("/nonexistent"))
+        words_of(PrintVisible("j-0001", command, options, "en"), Path("/nonexistent"))
 
 
 @pytest.mark.parametrize("header", [{}, [], {"job": 1, "command": "show", "options": {}, "lang": "en"}])
 def test_a_request_of_another_form_is_refused(header: Any) -> None:
     with pytest.raises(InvalidInputError):
-        ReadJob.from_header(header)
+        PrintVisible.from_header(header)
