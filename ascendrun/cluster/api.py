@@ -177,7 +177,8 @@ class Cluster:
 
 
 POLL_S = 0.1
-CONTROLLER_START_S = 20.0
+REPEAT_S = 20.0
+"""Seconds for which a request is sent again that a controller did not serve: it died, or became another release."""
 SURVEY_S = 180.0
 """Seconds, more than the sum of all deadlines of a survey: connect, probe, compare, connection tests."""
 
@@ -198,21 +199,22 @@ class Head:
 
         return getuser()
 
-    def client(self, *, start_s: float = CONTROLLER_START_S) -> ControlClient:
-        """Return a connection to the controller. Raises UnreachableError when none starts within `start_s`."""
+    def client(self, *, start_s: float | None = None) -> ControlClient:
+        """Return a connection to the controller. Raises UnreachableError when none starts: within `start_s`, None: as
+        long as it makes progress."""
         from ascendrun.head.protocol.control_socket import ControlClient
 
         try:
             return ControlClient(self.state_dir)
         except UnreachableError:
-            from ascendrun.head.loop.daemon import start_controller
+            from ascendrun.head.loop.daemon import START_LIMIT_S, start_controller
 
-            start_controller(self.state_dir, deadline_s=start_s)
+            start_controller(self.state_dir, limit_s=START_LIMIT_S if start_s is None else start_s)
             return ControlClient(self.state_dir)
 
     def request(self, request: Request[R], *, timeout_s: float = 60.0, repeat: bool = False) -> R:
         """Return the controller's reply. `repeat`: send the request again if the controller dies before it replies."""
-        until = time.monotonic() + CONTROLLER_START_S
+        until = time.monotonic() + REPEAT_S
         while True:
             try:
                 with self.client() as client:

@@ -41,7 +41,8 @@ STATE_FILE = "standby.json"
 LOST_S = 6.0
 """Seconds without a message after which the head counts as lost; it sends one each second."""
 AGAIN_S = 2.0
-ROLE_S = 15.0
+ROLE_S = 60.0
+"""Seconds in which a busy machine replies what it is. One that is gone is noticed by ssh."""
 CONNECT_S = 3
 WHY: Mapping[str, Text] = {
     "superseded": Text("standby.why-superseded", "another machine has a newer term"),

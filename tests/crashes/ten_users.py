@@ -107,7 +107,7 @@ def run(hosts: int, count: int, seed: int) -> dict[str, Any]:
             with subprocess.Popen(**root.argv("controller", "run", "--shared", folder / "queue")) as server:
                 try:
                     for user in users:
-                        user.submit(1, JOB, number="first", nodes=1)  # starts the controller, however long that takes
+                        user.submit(1, JOB, number="first", nodes=1)  # starts the controller
                     start_s = time.monotonic()
                     submit_all(users, count, random.Random(seed))
                     submitted_s = time.monotonic() - start_s

@@ -217,7 +217,7 @@ def test_a_command_that_starts_a_controller_reports_why_it_refuses(head: Head) -
     assert written is not None
     replace(written, schema=newer).write(head.state_dir)
     with pytest.raises(StoreUnusableError) as caught:
-        start_controller(head.state_dir, deadline_s=DEADLINE_S)
+        start_controller(head.state_dir, limit_s=DEADLINE_S)
     message = caught.value.message
     assert isinstance(message, Text) and (message.key, message.values["found"]) == ("store.newer", newer)
     assert caught.value.hint is not None and caught.value.exit_code == 8
@@ -237,7 +237,7 @@ def test_a_command_reports_why_a_controller_refuses_its_settings(
     (tmp_path / "ascendrun/config.yaml").write_text(f"standby: {BLOCK % (tmp_path, voter)}\n")
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     with pytest.raises(AscendrunError) as caught:
-        start_controller(tmp_path / "state", deadline_s=DEADLINE_S)
+        start_controller(tmp_path / "state", limit_s=DEADLINE_S)
     assert caught.value.code == code
 
 
@@ -295,7 +295,7 @@ def test_where_neither_is_there_the_message_names_both(head: Head, tmp_path: Pat
 
 
 def test_a_controller_that_died_and_was_stopped_by_a_person_does_not_come_back(head: Head) -> None:
-    start_controller(head.state_dir, deadline_s=DEADLINE_S)
+    start_controller(head.state_dir, limit_s=DEADLINE_S)
     controller = status(head).pid
     guard = int(Path(f"/proc/{controller}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(controller, signal.SIGKILL)

@@ -14,7 +14,6 @@ from typing import Any, Callable
 import pydantic
 import pytest
 
-from ascendrun.core.errors import UnreachableError
 from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.spec import make_key
 
@@ -76,12 +75,7 @@ class User:
 
     def submit(self, seconds: int, job: str = JOB, **values: object) -> str:
         (self.folder / "job.yaml").write_text(job.format(name=f"of-{self.name}", seconds=seconds, **values))
-        submit = self.argv("submit", "job.yaml", "--detach", "-o", "json")
-        done = self.run(submit)
-        for _ in range(5):  # a busy machine starts a controller later than a command waits
-            done = self.run(submit) if done.returncode == UnreachableError.exit_code else done
-        assert done.returncode == 0, done.stdout + done.stderr
-        return str(json.loads(done.stdout)["id"])
+        return str(json.loads(self("submit", "job.yaml", "--detach", "-o", "json"))["id"])
 
     def await_(self, job: str, **wanted: object) -> dict[str, Any]:
         deadline = time.monotonic() + DEADLINE_S

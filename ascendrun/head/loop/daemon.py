@@ -23,6 +23,7 @@ from ascendrun.head.loop import guard as guarding
 from ascendrun.head.state.state_dir import make_state_dir
 from ascendrun.head.state.store_place import standby_dir
 from ascendrun.node.files import write_json
+from ascendrun.node.procs import snapshot
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ REFUSAL_NAME = "controller-refused.json"
 """Why the last controller did not start, as data: its log ends with a hint, without the fact."""
 _POLL_S = 0.01
 LOOK_S = 0.3
+STALL_S, START_LIMIT_S = 40.0, 300.0
+"""Seconds for which a controller may start without using the processor, longer than it waits for its voters, and in
+all. On a machine with much other work the start alone takes minutes."""
 
 
 @contextmanager
@@ -219,8 +223,9 @@ def _replace_process(lock_fd: int) -> None:
     os.execve(sys.executable, guarding.ARGV, {**os.environ, **guard, guarding.KEPT_LOCK_VARIABLE: str(lock_fd)})
 
 
-def start_controller(state_dir: Path, *, deadline_s: float) -> None:
-    """Start a controller that outlives this process and wait until it responds.
+def start_controller(state_dir: Path, *, limit_s: float = START_LIMIT_S) -> None:
+    """Start a controller that outlives this process and wait until it responds: as long as it lives and uses the
+    processor, at most `limit_s`.
 
     Concurrent starts are harmless: one gets the lock, others end. Raises the error of a controller that refused to
     start, else UnreachableError with the end of its log.
@@ -244,9 +249,9 @@ def start_controller(state_dir: Path, *, deadline_s: float) -> None:
             cwd="/",
             env=guarding.environment(str(state_dir)),
         )
-    deadline = time.monotonic() + deadline_s
+    until_mono, watch = time.monotonic() + limit_s, _StartWatch(state_dir, child.pid)
     error: UnreachableError | None = None
-    while time.monotonic() < deadline:
+    while time.monotonic() < until_mono and not watch.is_stalled():
         try:
             ControlClient(state_dir).close()
             return
@@ -263,3 +268,22 @@ def start_controller(state_dir: Path, *, deadline_s: float) -> None:
         Text("controller.not-started", "the controller did not start: {why}", why=tail[0] if tail else str(error)),
         hint=Text("controller.run", "run ascendrun controller run; the log is {path}", path=str(log_path)),
     ) from error
+
+
+class _StartWatch:
+    """Whether a controller that starts uses the processor: each process of its `session`, or the one that has the lock,
+    if that is another."""
+
+    def __init__(self, state_dir: Path, session: int) -> None:
+        self._state_dir, self._session = state_dir, session
+        self._used: dict[int, int] = {}
+        self._moved_mono = self._read_mono = time.monotonic()
+
+    def is_stalled(self) -> bool:
+        now = time.monotonic()
+        if now - self._read_mono >= LOOK_S:
+            running, before = running_pid(self._state_dir), self._used
+            mine = (one for one in snapshot().values() if one.session == self._session or one.pid == running)
+            self._read_mono, self._used = now, {one.pid: one.cpu_ticks for one in mine}
+            self._moved_mono = self._moved_mono if self._used == before else now
+        return now - self._moved_mono > STALL_S
