@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -14,10 +15,11 @@ import pytest
 from conftest import start_cluster
 
 from ascendrun.node.failpoint import VARIABLE
-from tests.lib.two_heads import HEADS, HOME, STATE, WAIT_S, TwoHeads
+from tests.lib.two_heads import HEADS, HOME, SETTINGS, STATE, WAIT_S, TwoHeads
 from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.processes import await_that, await_true
 
+pytestmark = pytest.mark.timeout(1800)
 BEATS = "while [ ! -e /tmp/enough ]; do date +%s.%N >>/tmp/beats; sleep 0.2; done"
 COMMANDS = {"runs": BEATS, "waits": "cat part", "once": "echo started >>/tmp/started"}
 
@@ -79,11 +81,39 @@ def test_without_power_of_the_head_the_standby_continues_and_training_does_not_n
     rows = heads.rows("node1")
     heads.on("node1", "controller", "run")  # as the entry of `controller install` does
     assert heads.rows("node1") == rows
+    assert heads.cluster.path("node1", f"{STATE}/controller.lock").read_text() == "", "cron starts it no more"
+    assert "node2" in heads.on("node1", "controller", "status").stderr
     store = heads.cluster.path("node1", f"{STATE}/state.db")
     before = store.read_bytes()
     assert heads.state("node1", "waits") == "SUCCEEDED"  # by node2
     assert heads.on("node1", "controller", "run").returncode != 0 and store.read_bytes() == before
     heads.stand_by("node1", "node2")
+
+
+def test_a_head_and_its_standby_are_set_up_and_get_other_voters_as_the_page_shows(heads: Jobs) -> None:
+    hosts, lease = ("nodes", "-H", "cluster.hosts"), lambda: heads.status("node1").get("lease")
+    assert heads.on("node1", *hosts).returncode == 0
+    await_that(lease, "lease", deadline_s=WAIT_S)
+    heads.stand_by("node2", "node1")
+    for name in HEADS:
+        await_that(lambda name=name: heads.status(name).get("in_sync"), f"in sync on {name}", deadline_s=WAIT_S)
+    [standby] = heads.standbys
+    standby.terminate()
+    standby.wait()
+    heads.on("node1", "controller", "stop")
+    assert heads.on("node1", "controller", "status").returncode == 4, "a status starts no controller"
+    shutil.rmtree(heads.cluster.path("node2", f"{STATE}.standby"))
+    settings = f"{HOME}/.config/ascendrun/config.yaml"
+    heads.write("node1", settings, "")
+    assert heads.on("node1", *hosts).returncode == 0
+    heads.on("node1", "controller", "stop")
+    for name in HEADS:
+        heads.write(name, settings, SETTINGS.replace("node3", "node2"))
+        heads.write(name, f"{HOME}/cluster.hosts", "node2\nnode4\nnode5\n")
+    assert heads.on("node1", *hosts).returncode == 0
+    await_that(lease, "lease", deadline_s=WAIT_S)
+    assert set(heads.status("node1")["voters"]) == {"node2", "node4", "node5"}
+    heads.stand_by("node2", "node1")
 
 
 def test_a_head_that_is_suspended_in_the_middle_of_a_start_starts_nothing_when_it_wakes(heads: Jobs) -> None:
