@@ -27,8 +27,12 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import repeat
 from pathlib import Path
+from typing import Any, Callable
 
 from ascendrun.core.jobs.fair_share import Account, FairShare, SharePolicy, Usage
 from ascendrun.core.jobs.inputs import NodesFree
@@ -226,13 +230,21 @@ def cells(values: Mapping[str, float]) -> list[str]:
     return [shown(values["utilisation"], "%"), *waited, shown(values["share_error"], "%")]
 
 
-def measure(sheet: Sheet, name: str, work: Sequence[Work], policy: Plain | Ours) -> list[str]:
+POLICIES: Mapping[str, Callable[[], Plain | Ours]] = {
+    "fifo": partial(Plain, backfills=False),
+    "easy": partial(Plain, backfills=True),
+    "ascendrun": partial(Ours, is_shared=False),
+    "fair share": partial(Ours, is_shared=True),
+}
+
+
+def measure(name: str, work: Sequence[Work]) -> dict[str, Any]:
+    """Return the row of a policy in the sheet; called in a process of its own."""
     began = time.perf_counter()
-    starts = list(simulate(work, policy))
+    starts = list(simulate(work, POLICIES[name]()))
     wall_s = time.perf_counter() - began
     values = outcome(work, starts)
-    sheet.add(policy=name, jobs=len(starts), **values, wall_s=wall_s, load=os.getloadavg()[0])
-    return [name, *cells(values), f"{len(starts)} of {len(work)}"]
+    return {"policy": name, "jobs": len(starts), **values, "wall_s": wall_s, "load": os.getloadavg()[0]}
 
 
 def main() -> None:
@@ -244,14 +256,11 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
     work = read_trace(given.trace, jobs=given.jobs, users=given.users, load=given.load)
-    policies: dict[str, Plain | Ours] = {
-        "fifo": Plain(backfills=False),
-        "easy": Plain(backfills=True),
-        "ascendrun": Ours(is_shared=False),
-        "fair share": Ours(is_shared=True),
-    }
-    with Sheet(given.results, "fair_share", COLUMNS) as sheet:
-        rows = [measure(sheet, name, work, policy) for name, policy in policies.items()]
+    rows = []
+    with Sheet(given.results, "fair_share", COLUMNS) as sheet, ProcessPoolExecutor() as pool:
+        for values in pool.map(measure, POLICIES, repeat(work)):
+            sheet.add(**values)
+            rows.append([values["policy"], *cells(values), f"{values['jobs']} of {len(work)}"])
         header = ["policy", "utilisation, %", "median wait, h", "longest wait, h", "share error, %", "jobs started"]
         days = work[-1].at_s / 86_400
         write_page(

@@ -114,10 +114,10 @@ def provenance(command: str, began: str) -> str:
     code = began if began == now else f"{began}, {now} at the end: the code changed during the run"
     versions = {**program_versions(), **package_versions()}
     listed = ", ".join(f"{name} {version}" for name, version in versions.items())
+    python = f"{platform.python_implementation()} {platform.python_version()}"
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     return (
-        f"Measured {date} by `{command}`: ascendrun {__version__} ({code}), Python {platform.python_version()}, "
-        f"{listed}.\nMachine: {machine()}."
+        f"Measured {date} by `{command}`: ascendrun {__version__} ({code}), {python}, {listed}.\nMachine: {machine()}."
     )
 
 
