@@ -7,6 +7,7 @@ import signal
 import zlib
 
 from tests.agent.conftest import HOLD, TAG
+from tests.agent.test_launched import LAUNCHER, launched
 
 HANG = ["sh", "-c", "trap '' TERM INT HUP; while :; do sleep 60; done"]
 
@@ -156,6 +157,20 @@ def test_ranks_below_a_launcher_are_told_as_ranks_and_the_launcher_is_none(node,
     assert ranks_of(agent, 7)[-1]["device"] == 3
     agent.end(TAG)
     assert node.alive(TAG) == []
+
+
+def test_ranks_that_their_launcher_starts_late_have_samples(node, agent, tmp_path):
+    """torchrun imports torch for longer than a sampler needs to start."""
+    job = launched(node, code="import time; time.sleep(600)", sampling=sampling(devices=[4, 6]))
+    wait = f"import os, time\nwhile not os.path.exists({str(tmp_path / 'late')!r}): time.sleep(0.02)\n"
+    job["launcher"]["argv"][2] = wait + LAUNCHER
+    agent.start(job)
+    agent.wait(lambda: lines_of(agent))
+    assert {len(line["ranks"]) for line in lines_of(agent) if "ranks" in line} == {0}
+    (tmp_path / "late").touch()
+    agent.wait(lambda: ranks_of(agent, 2) and ranks_of(agent, 3))
+    assert ranks_of(agent, 3)[-1]["device"] == 6
+    agent.end(TAG)
 
 
 def test_without_the_wish_nothing_is_sampled(node, agent):

@@ -15,7 +15,7 @@ from ascendrun.node.sampler import connections
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Sequence
+    from typing import Any, Callable, Sequence
 
 SCAN_SHARE = 200.0
 """Scanning all processes may cost one part in this many of a core."""
@@ -30,9 +30,12 @@ node: if a process below it is a rank, it is none itself."""
 
 
 class RankFigures:
-    """Use from one thread. `devices`: the device of each local rank, None: the job has none."""
+    """Use from one thread. `leaders`: returns them; those below a launcher start late. `devices`: the device of each
+    local rank, None: the job has none."""
 
-    def __init__(self, leaders: Sequence[Leader], *, group: str | None, devices: Sequence[int] | None) -> None:
+    def __init__(
+        self, leaders: Callable[[], Sequence[Leader]], *, group: str | None, devices: Sequence[int] | None
+    ) -> None:
         self._leaders = leaders
         self._group = group
         self._devices = devices
@@ -111,7 +114,7 @@ class RankFigures:
         for process in table.values():
             children.setdefault(process.ppid, []).append(process)
         self._members, self._roots, self.forked = {}, {}, {}
-        for leader in self._leaders:
+        for leader in self._leaders():
             found = table.get(leader.pid)
             if found is not None and found.start == leader.start:
                 self._walk(found, leader, children)
@@ -147,7 +150,7 @@ class RankFigures:
                     self.forked.setdefault(rank, (process.pid, process.start))
 
     def _look_for_peers(self) -> None:
-        first = next((one for one in self._leaders if one.rank == 0 and not one.forks and not one.may_launch), None)
+        first = next((one for one in self._leaders() if one.rank == 0 and not one.forks and not one.may_launch), None)
         if first is None or self.is_alone is False:
             return
         if procs.variables_of(procs.read_environ(first.pid)).get(b"WORLD_SIZE", b"1") == b"1":

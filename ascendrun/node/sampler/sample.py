@@ -94,7 +94,7 @@ class Sampler:
         sampling: dict[str, Any],
         *,
         root: str,
-        leaders: Sequence[Leader],
+        leaders: Callable[[], Sequence[Leader]],
         group: str | None,
         out: Callable[[dict[str, Any], float], None],
         tell: Callable[[dict[str, Any]], None],
@@ -183,8 +183,22 @@ def sample_once(
     return {"lines": lines, "at_ns": time.time_ns()}
 
 
+class Leaders:
+    """The processes that were started according to the attempt's events, which are read until all ranks have started:
+    a launcher starts them late."""
+
+    def __init__(self, folder: str, prepared: dict[str, Any]) -> None:
+        self._folder, self._prepared = folder, prepared
+        self._found: list[Leader] = []
+
+    def __call__(self) -> list[Leader]:
+        if len(self._found) < len(self._prepared["ranks"]):
+            with contextlib.suppress(OSError):
+                self._found = leaders_of(self._folder, self._prepared)
+        return self._found
+
+
 def leaders_of(folder: str, prepared: dict[str, Any]) -> list[Leader]:
-    """Return the processes that were started according to the attempt's events."""
     plans = {int(rank["rank"]): rank for rank in prepared["ranks"]}
     found = []
     for event in read_events(layout.streams_dir(folder)):
@@ -219,7 +233,7 @@ def main(folder: str) -> int:
     Sampler(
         sampling,
         root=layout.root_of(folder),
-        leaders=leaders_of(folder, prepared),
+        leaders=Leaders(folder, prepared),
         group=identity.get("cgroup"),
         out=file.write,
         tell=lambda record: write_all(sys.stdout.fileno(), json.dumps(record).encode("ascii") + b"\n"),

@@ -16,7 +16,7 @@ from ascendrun.node import layout, procs
 from ascendrun.node.layout import PULLED_FILE
 from ascendrun.node.sampler import rank_metrics, sample
 from ascendrun.node.sampler.rank_metrics import Leader, RankFigures
-from ascendrun.node.sampler.sample import SPACE_CHECK_S, SampleFile
+from ascendrun.node.sampler.sample import SPACE_CHECK_S, Leaders, SampleFile
 from ascendrun.node.supervisor.sampler_process import ForkedRanks
 
 
@@ -132,7 +132,8 @@ def test_the_ranks_of_a_launcher_below_a_rank_show_their_world(
             time.sleep(0.001)
         found = procs.read_stat(process.pid)
         assert found is not None
-        figures = RankFigures([Leader(process.pid, found.start, 0, 0, may_launch=may_launch)], group=None, devices=None)
+        leader = Leader(process.pid, found.start, 0, 0, may_launch=may_launch)
+        figures = RankFigures(lambda: [leader], group=None, devices=None)
         figures.take(time.monotonic())
         assert figures.own_world == expected
     finally:
@@ -166,7 +167,7 @@ def test_the_process_that_forks_ranks_is_a_rank_only_without_them(child_world: s
         found = procs.read_stat(process.pid)
         assert found is not None
         leader = Leader(process.pid, found.start, 1, 0, forks=True)
-        rows = RankFigures([leader], group=None, devices=None).take(time.monotonic())
+        rows = RankFigures(lambda: [leader], group=None, devices=None).take(time.monotonic())
         assert [row["rank"] for row in rows] == expected
     finally:
         process.communicate()
@@ -292,9 +293,21 @@ def test_ranks_of_one_training_are_connected_and_those_of_two_are_not(kind, worl
                     rank.stdin.write("go\n")
                     rank.stdin.flush()
         leaders = [Leader(one.pid, procs.read_stat(one.pid).start, rank, rank) for rank, one in enumerate(ranks)]
-        figures = RankFigures(leaders, group=None, devices=None)
+        figures = RankFigures(lambda: leaders, group=None, devices=None)
         figures.take(time.monotonic())
         assert figures.is_alone is alone
     finally:
         for rank in ranks:
             rank.communicate("end\n")
+
+
+def test_ranks_that_a_launcher_starts_late_are_found_when_they_start(tmp_path: Path) -> None:
+    """torchrun imports torch for longer than a sampler needs to start."""
+    plans = [{"rank": rank, "local_rank": rank, "env": {}} for rank in range(2)]
+    leaders = Leaders(str(tmp_path), {"ranks": plans})
+    found = []
+    for seq, rank in enumerate((-1, 0, 1)):
+        with open(tmp_path / "events.0", "a") as file:
+            print(json.dumps({"seq": seq, "event": "rank_started", "rank": rank, "pid": 7, "start": 8}), file=file)
+        found.append([leader.rank for leader in leaders()])
+    assert found == [[], [0], [0, 1]]
