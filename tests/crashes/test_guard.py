@@ -190,6 +190,19 @@ def test_with_the_guard_killed_too_the_crontab_line_brings_the_controller_back(h
     assert fake_cron.read_text() == "0 5 * * * backup 100\\%\n"
 
 
+def test_an_end_on_purpose_lasts_until_the_machine_boots_again(head: Head, fake_cron: Path) -> None:
+    install(head.state_dir, head.environ())
+    start_controller(head.state_dir, limit_s=DEADLINE_S)
+    os.kill(status(head).pid, signal.SIGTERM)  # as each process gets when the machine shuts down
+    await_that(lambda: not is_running(head.state_dir))
+    assert not should_run(str(head.state_dir))
+    ended = (head.state_dir / "controller.lock").read_text().split()[0]
+    (head.state_dir / "controller.lock").write_text(f"{ended} 6a64bb0d-5a4c-4c0c-8d6f-1b1c5e1a3c55\n")  # another boot
+    run_crontab(fake_cron)
+    await_that(lambda: is_running(head.state_dir))
+    head.run("controller", "stop")
+
+
 def test_a_superseded_head_is_started_once_and_then_no_more(head: Head, fake_cron: Path) -> None:
     with Store.open(head.state_dir) as store:
         store.update_head(term=1, superseded="head2")

@@ -46,8 +46,8 @@ all. On a machine with much other work the start alone takes minutes."""
 def _locked(state_dir: Path) -> Iterator[int | None]:
     """Hold the controller's lock; yield its descriptor, None if another process has it.
 
-    The file is empty after an end on purpose, and of a superseded head. A controller that replaced itself has the
-    descriptor of its predecessor.
+    What the file contains after an end: guard.LOCK_NAME. A controller that replaced itself has the descriptor of its
+    predecessor.
 
     `is_running` takes the lock for a moment to test it: only the controller keeps it.
     """
@@ -61,14 +61,13 @@ def _locked(state_dir: Path) -> Iterator[int | None]:
                 yield None
                 return
             time.sleep(_POLL_S)
-        os.ftruncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode())
+        guarding.write_lock(fd, f"{os.getpid()}\n".encode())
         try:
             yield fd
         except SupersededError:
-            os.ftruncate(fd, 0)  # it would be refused after each start by a guard or by cron
+            guarding.write_lock(fd, b"")  # it would be refused after each start by a guard or by cron
             raise
-        os.ftruncate(fd, 0)
+        guarding.write_lock(fd, guarding.end_mark())
     finally:
         os.close(fd)
 
@@ -117,7 +116,7 @@ def mark_stopped(state_dir: Path) -> bool:
     try:
         with guarding.tested_lock(str(state_dir)) as (fd, is_free):
             if is_free:
-                os.ftruncate(fd, 0)
+                guarding.write_lock(fd, guarding.end_mark())
             return is_free
     except FileNotFoundError:
         return True

@@ -16,8 +16,10 @@ GUARDED_VARIABLE = "ASCENDRUN_CONTROLLER_GUARD"
 """Pid of the guard, in the environment of a controller that it starts; a controller that finds it starts no other."""
 KEPT_LOCK_VARIABLE = "ASCENDRUN_CONTROLLER_LOCK_FD"
 LOCK_NAME = "controller.lock"
-"""Locked while a controller runs. It then contains the controller's pid; empty after an end on purpose."""
+"""Locked while a controller runs. It then contains the controller's pid; after an end on purpose `end_mark`, empty
+after one that lasts."""
 LOG_NAME = "controller.log"
+BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
 STATE_VARIABLE = "ASCENDRUN_STATE_DIR"
 PAUSE_S = (1.0, 60.0)
 STEADY_S = 60.0
@@ -143,12 +145,25 @@ def tested_lock(state_dir: str) -> Iterator[tuple[int, bool]]:
 
 
 def should_run(state_dir: str) -> bool:
-    """Return whether a controller ran and ended without purpose: it was killed, or the machine was restarted."""
+    """Return whether a controller ran and ended without purpose, or before the machine was restarted."""
     try:
         with tested_lock(state_dir) as (fd, is_free):
-            return is_free and os.fstat(fd).st_size > 0
+            return is_free and os.read(fd, 64) not in (b"", end_mark())
     except OSError:
         return False
+
+
+def write_lock(fd: int, text: bytes) -> None:
+    """Replace the content of the lock file."""
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, text, 0)
+
+
+def end_mark() -> bytes:
+    """Return what marks an end on purpose until the machine boots again: a shutdown of the machine ends the controller
+    by SIGTERM, as a person does."""
+    with open(BOOT_ID_FILE, "rb") as file:
+        return b"ended " + file.read(40)
 
 
 def ensure(state_dir: str, *, detached: bool) -> bool:

@@ -254,7 +254,7 @@ def revive(lock: str, argv: list[str], env: dict[str, str]) -> None:
     """Become the guard of a new controller on this machine, the head node. Return if the last one ended on purpose."""
     until = time.monotonic() + REVIVE_S
     with contextlib.suppress(OSError):
-        while os.stat(lock).st_size:  # empty after an end on purpose
+        while procs.read_line(lock).isdigit():  # not after an end on purpose
             if time.monotonic() >= until:
                 os.execve(argv[0], argv, {**os.environ, **env})  # it does nothing while a controller runs
             time.sleep(0.1)
