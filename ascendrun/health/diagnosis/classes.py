@@ -25,7 +25,7 @@ from ascendrun.health.diagnosis.candidates import is_timely
 from ascendrun.health.diagnosis.evidence import Evidence, surely_before
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS, expand
 from ascendrun.health.diagnosis.lines.rank_lines import services_in
-from ascendrun.health.diagnosis.lines.tracebacks import is_library, module_of
+from ascendrun.health.diagnosis.lines.tracebacks import module_of
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import Confidence, Diagnosis, Proof, Suspect
@@ -175,7 +175,7 @@ def _is_of_versions(text: str, one: RankTimeline) -> bool:
         return True
     missing = wording("no-attribute").search(text)
     if missing is not None:
-        return all(is_library(line) or f"/{missing[1]}" not in line for line in one.frames.splitlines())
+        return all(says(line, "library") or f"/{missing[1]}" not in line for line in one.frames.splitlines())
     return says(text, "unexpected-argument") and one.chain is not None and bool(one.chain.final.below)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
+from calendar import timegm
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
-from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -155,10 +155,7 @@ class Evidence:
 
     def host(self, name: str) -> HostEvidence:
         """Return a host's evidence; never fails, since it may be empty."""
-        for one in self.hosts:
-            if one.host == name:
-                return one
-        return HostEvidence(name)
+        return next((one for one in self.hosts if one.host == name), None) or HostEvidence(name)
 
     @property
     def silent_hosts(self) -> tuple[str, ...]:
@@ -182,7 +179,7 @@ class Evidence:
 
 UNKNOWN_CLOCK_S = 180.0
 """Maximum assumed error of a clock that was never measured; doctor rejects larger errors."""
-_STAMP = re.compile(r"(\d{4})-(\d\d)-(\d\d)[-T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d{3})(?:\.?(\d{3}))?)?")
+_STAMP = re.compile(r"([1-9]\d{3})-(0[1-9]|1[0-2])-(\d\d)[-T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d{3})(?:\.?(\d{3}))?)?")
 _QUARTER_S = 900.0
 
 
@@ -224,12 +221,7 @@ def stamp_of(text: str) -> float | None:
     found = _STAMP.search(text[:200])
     if found is None:
         return None
-    year, month, day, hour, minute, second = (int(part) for part in found.groups()[:6])
-    try:
-        whole = datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc).timestamp()
-    except ValueError:
-        return None
-    return whole + int(found.group(7) or 0) / 1e3 + int(found.group(8) or 0) / 1e6
+    return timegm(tuple(map(int, found.groups()[:6]))) + int(found.group(7) or 0) / 1e3 + int(found.group(8) or 0) / 1e6
 
 
 def with_stamps(lines: Sequence[Line], *, until_s: float | None) -> list[Line]:

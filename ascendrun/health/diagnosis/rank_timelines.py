@@ -15,7 +15,7 @@ from ascendrun.health.diagnosis.lines import rank_lines
 from ascendrun.health.diagnosis.lines.exits import exit_indicator
 from ascendrun.health.diagnosis.lines.fatal import MESSAGE_LINES, Fatal
 from ascendrun.health.diagnosis.lines.rank_lines import PeerLine, RankLines, find_peer_lines, is_specific
-from ascendrun.health.diagnosis.lines.tracebacks import Chain, is_library, unfold, without_colours
+from ascendrun.health.diagnosis.lines.tracebacks import Chain, unfold, without_colours
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _may_lack_others(fatal: Fatal) -> bool:
     if chain is None:
         return False
     last = chain.raised[-1]
-    left = last.was_uncaught or chain.rank is not None or is_library(last.caught_in[0])  # torch names the rank
+    left = last.was_uncaught or chain.rank is not None or says(last.caught_in[0], "library")  # torch names the rank
     before = max((one.last + 1 for one in fatal.chains if one.last < chain.first), default=chain.first)
     between = [line.text.strip() for line in fatal.lines[before : chain.first]]
     lacks_frames = len(chain.raised) > 1 and not all(one.caught_in[0] for one in chain.raised)

@@ -47,6 +47,8 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
     chain = make_chain(winner, timelines)
     lags_s = [link.lag_s for link in chain if link.role is Role.CONSEQUENCE and link.lag_s is not None]
     details, told = _told_of(winner, evidence, timelines)
+    places = ((one.host, what) for one in evidence.hosts for what in one.missing)
+    missing = (Text("cli.at", "{place}: {message}", place=host, message=what) for host, what in places)
     found = Diagnosis(
         code=winner.code,
         confidence=Confidence.UNKNOWN if not winner.strength else Confidence.LIKELY if caveats else Confidence.CERTAIN,
@@ -63,7 +65,7 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
             ChainLink(Role.UNKNOWN, one.code, one.ranks, one.hosts, one.values, at_s=one.at.at_s if one.at else None)
             for one in _alternatives(winner, candidates)
         ),
-        missing=_missing(evidence),
+        missing=(*evidence.missing, *missing),
         domain="" if value is None else value.domain,
         rules=winner.rules,
         given=_given_of(winner, evidence, timelines),
@@ -286,12 +288,3 @@ def _unknown(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Suspect:
     proofs = (proof for one in suffered[:2] for indicator in one.indicators[:1] for proof in indicator.proofs[:1])
     code, at = "peer-lost" if suffered else "unknown", earliest(one.seen_at for one in suffered)
     return Suspect(code, 0, at=at, proofs=tuple(proofs), values={"reason": evidence.reason or ""})
-
-
-def _missing(evidence: Evidence) -> tuple[Text, ...]:
-    of_hosts = (
-        Text("cli.at", "{place}: {message}", place=host.host, message=what)
-        for host in evidence.hosts
-        for what in host.missing
-    )
-    return (*evidence.missing, *of_hosts)

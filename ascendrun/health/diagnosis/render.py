@@ -64,11 +64,12 @@ def _string(value: str | Rendered, lang: str) -> str:
 def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> Description:
     fits = {**diagnosis.given, "domain": diagnosis.domain}
     misfit = [values["misfit"]] if "misfit" in values else []
+    advice = [listed("diagnosis.advice", advice=values["advice"]).render(lang)] if "advice" in values else []
     if f"diagnosis.{diagnosis.code}.message" in translations("en"):
         texts = {part: _sentence(diagnosis, part, values, lang) for part in ("message", "cause", "hint")}
         hints = [texts["hint"]]
         if diagnosis.code == "exception":
-            texts["cause"], hints = _of_exception(diagnosis, values, lang, cause=texts["cause"])
+            texts["cause"], hints = _of_exception(diagnosis, values, lang, texts["cause"], advice)
         elif is_open(diagnosis.code) and diagnosis.domain != "outside":
             hints += _fixes(diagnosis, lang)
         hints += _first_text([f"{diagnosis.domain}.{values.get('waited')}"], lang)
@@ -92,7 +93,7 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
         sentence = listed("diagnosis.points-to" if is_of_several(diagnosis.code) else "diagnosis.failed-first", **given)
     fixes = _fixes(diagnosis, lang, of_domain=False)
     is_owned = any(one.vocabulary == "owners" and one.domain == diagnosis.domain for one in diagnosis.why)
-    hints = [*fixes, *_advice(values, lang)] if is_owned else [*_advice(values, lang), known.hint, *fixes]
+    hints = [*fixes, *advice] if is_owned else [*advice, known.hint, *fixes]
     hint = fitting([*misfit, *hints], fits, lang) or fitting(_fixes(diagnosis, lang), fits, lang)
     return Description(sentence.render(lang), known.cause, hint)
 
@@ -106,10 +107,12 @@ def class_text(found: Diagnosis) -> Text | None:
     return listed(f"diagnosis.scope.{found.scope}", domain=domain, **named) if found.scope else domain
 
 
-def _of_exception(diagnosis: Diagnosis, values: Mapping[str, str], lang: str, *, cause: str) -> tuple[str, list[str]]:
+def _of_exception(
+    diagnosis: Diagnosis, values: Mapping[str, str], lang: str, cause: str, advice: Sequence[str]
+) -> tuple[str, list[str]]:
     """Return cause and hints of an exception: what its message advises, then what helps, or of the program's own errors
     the words of the catalogue for their class."""
-    where, fixes, advice = values.get("where", "?"), _fixes(diagnosis, lang), _advice(values, lang)
+    where, fixes = values.get("where", "?"), _fixes(diagnosis, lang)
     place = listed("diagnosis.see-output") if where == "?" else listed("diagnosis.see-traceback", where=where)
     hits = [hit for hit in scan([(0, f"{values.get('type', '')}: ")]) if hit.signature.code.startswith("python-")]
     best = strongest(hits)
@@ -123,7 +126,7 @@ def _fixes(diagnosis: Diagnosis, lang: str, *, of_domain: bool = True) -> list[s
     in its scope. Of the domain without these; [] for the program's own errors of no kind."""
     domain = diagnosis.domain
     owned = sorted(diagnosis.why, key=lambda one: one.vocabulary != "owners")  # they know it best
-    fixes = [one.fix for one in owned if one.fix and one.domain == domain]
+    fixes = [one.fix for one in owned if one.domain == domain]
     exact = _first_text([*fixes, *[f"{domain}.{diagnosis.phase}"] * of_domain], lang)
     is_alone = of_domain and not exact
     wide = [f"{domain}.{diagnosis.scope}"] * (is_alone or diagnosis.scope in ("host", "group")) + [domain] * is_alone
@@ -133,11 +136,6 @@ def _fixes(diagnosis: Diagnosis, lang: str, *, of_domain: bool = True) -> list[s
 def _first_text(fixes: Sequence[str], lang: str) -> list[str]:
     known = (f"diagnosis.fix.{name}" for name in fixes)
     return [listed(key).render(lang) for key in known if key in translations("en")][:1]
-
-
-def _advice(values: Mapping[str, str], lang: str) -> list[str]:
-    """Return what the message advises."""
-    return [listed("diagnosis.advice", advice=values["advice"]).render(lang)] if "advice" in values else []
 
 
 def _sentence(diagnosis: Diagnosis, part: str, values: Mapping[str, str], lang: str) -> str:

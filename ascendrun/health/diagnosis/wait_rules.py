@@ -61,8 +61,6 @@ def blame_waiting(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Susp
 
 # ---------------------------------------------------------------- rows of the matrix in which ranks differ
 
-_DIFFERS = {"differs": "EI0005", "mismatch": "collectives-mismatch", "models": "models-differ"}
-
 
 class Row(NamedTuple):
     """How the values of a row are compared. `by`: numbers differ by more than this, None: they are names. `within`: of
@@ -90,7 +88,8 @@ def other_collective(edges: Edges, reports: Sequence[Edge]) -> Found | None:
     told = [*reports, *edges.of("mismatch-elsewhere")]
     names = [] if is_of_group else [name for one in told for name in one.message.values]
     rows = (edges.row("tag", edges.counted), *(edges.row(name, told) for name in dict.fromkeys(names)))
-    return _odd(next(filter(None, map(minority, rows)), ()), reports, _DIFFERS[reports[0].message.kind])
+    codes = {"differs": "EI0005", "mismatch": "collectives-mismatch", "models": "models-differ"}
+    return _odd(next(filter(None, map(minority, rows)), ()), reports, codes[reports[0].message.kind])
 
 
 def _odd(few: Sequence[int], reports: Sequence[Edge], code: str = "", caveats: str | None = None) -> Found:
@@ -179,22 +178,19 @@ def world_size(edges: Edges, reports: Sequence[Edge]) -> Found | None:
     return Found((), reports, values=reports[0].message.values)
 
 
-_CULPRITS = (("hccl-culprit-cqe", "cqe"), ("hccl-culprit-stuck", "stuck"), ("hccl-culprit-lost", ""))
-"""Broken links first, then stuck ranks, then lost ranks: the code, and a part of the type."""
-
-
 def culprit_of_hccl(edges: Edges, reports: Sequence[Edge]) -> Found | None:
     """The culprits that HCCL's heartbeat names; of an unreachable host it may name any rank."""
     if {one.target for one in reports} & {*edges.evidence.silent_hosts}:
         return None
-    for code, part in _CULPRITS:
+    for part in ("cqe", "stuck", ""):  # broken links first, then stuck ranks, then lost ones
         chosen = [one for one in reports if part in one.message.values["type"].lower() and one.target is not None]
         votes = Counter((one.ranks, one.target) for one in chosen)
         tied = [who for who, number in votes.items() if number == max(votes.values())]
         if tied:
             naming = [one for one in chosen if (one.ranks, one.target) in tied]
             ranks, hosts = [rank for who, _ in tied for rank in who], [str(place) for _, place in tied]
-            return Found(ranks, naming, code, hosts=hosts, caveats="two-named" if len(tied) > 1 else None)
+            caveats = "two-named" if len(tied) > 1 else None
+            return Found(ranks, naming, f"hccl-culprit-{part or 'lost'}", hosts=hosts, caveats=caveats)
     address, device = reports[0].message.addresses[0]
     return Found((), reports, caveats="address-unknown", values={"address": f"{address}/{device}"})
 
@@ -219,8 +215,6 @@ def most_named(edges: Edges, reports: Sequence[Edge]) -> Found | None:
 
 
 # ---------------------------------------------------------------- hosts that cannot reach each other
-
-_UNREACHED = {"no_name": "name-not-resolved", "in_vain": "master-unreachable"}
 
 
 def loopback(edges: Edges, reports: Sequence[Edge]) -> Found | None:
@@ -272,7 +266,8 @@ def unreached(edges: Edges, every: Sequence[Edge]) -> Found | None:
     is_stranger = len(targets) != 1 and len(hosts) == 1 and why in ("no_route", "no_answer")
     if is_stranger and own is not None and "type" in own.values and not first.values["meeting"]:
         return Found(ranks, chosen, "exception", hosts=hosts, caveats="only-symptom", values=own.values)
-    code = "hccl-root-unreachable" if "TopoExchangeAgent" in first.line.text else _UNREACHED.get(why, "no-route")
+    known = {"no_name": "name-not-resolved", "in_vain": "master-unreachable"}
+    code = "hccl-root-unreachable" if "TopoExchangeAgent" in first.line.text else known.get(why, "no-route")
     return Found(ranks, chosen, code, hosts=hosts, caveats="by-rule" if is_own else None, values=values)
 
 

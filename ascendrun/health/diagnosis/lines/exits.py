@@ -14,7 +14,6 @@ from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence, mo
 from ascendrun.health.diagnosis.result import CAUSE, TEARDOWN, Proof, Suspect, proof_of
 from ascendrun.text import Text, listed
 
-_ENDS = {"SIGKILL": "killed", "SIGINT": "interrupted"}
 RAY_ENDS = {91: "ray-gcs-died", 92: "ray-raylet-died", 93: "ray-ended", 94: "ray-late"}
 """Exit codes of a node of a Ray cluster, those of node/ray_node.py; a test compares them."""
 LOW_MEMORY_SHARE = 0.03
@@ -85,7 +84,8 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence, *, missed_a_child: bo
     number = signal_of(rank) or (None if rank.stopped or not rank.code else signal_to_launcher(rank.lines))
     name = "" if number is None else signal_name(number)
     values = {"signal": name} if name else {"code": str(rank.code)}
-    code = "exit-code" if not name else "crash" if name in alike("crashes") else _ENDS.get(name, "terminated")
+    others = {"": "exit-code", "SIGKILL": "killed", "SIGINT": "interrupted"}
+    code = "crash" if name in alike("crashes") else others.get(name, "terminated")
     last = _last_output(evidence, rank) if code in ("exit-code", "crash") else ()
     crashes = named_pids(evidence.host(rank.host).dmesg, "crashed") if code == "crash" else {}
     kernel = tuple(proof_of(evidence, line, rank) for pid, line in crashes.items() if pid == rank.pid)

@@ -43,10 +43,9 @@ class Fatal(rank_lines.RankLines):
         before = [one for one in self.chains if self._led_to(one, own[-1]) and self.role_of(one) == CAUSE]
         if not before:
             return own[-1]
-        kind = "thread" if before[-1].kind == "thread" else own[-1].kind
-        return Chain(
-            (*before[-1].leading, *own[-1].leading), kind=kind, is_argued=before[-1].is_argued or own[-1].is_argued
-        )
+        led, last = before[-1], own[-1]
+        kind = "thread" if led.kind == "thread" else last.kind
+        return Chain((*led.leading, *last.leading), kind=kind, is_argued=led.is_argued or last.is_argued)
 
     def _led_to(self, earlier: Chain, chain: Chain) -> bool:
         """Return whether an uncaught exception follows from an earlier one: it refers to that, or that is of a helper

@@ -185,10 +185,6 @@ def is_specific(hit: Hit) -> bool:
 
 # ---------------------------------------------------------------- exceptions raised while another was handled
 
-_ERRNO = re.compile(r"^\[Errno -?\d+\]\s*")
-LONG_ENOUGH = 5
-"""Characters. Shorter texts occur in many messages."""
-
 
 def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) -> Chain:
     """Remove leading exceptions that were handled: they are not the reason of a later, unrelated failure."""
@@ -220,9 +216,10 @@ def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) ->
 
 def retells(later: Raised, earlier: Raised) -> bool:
     """Return whether the later message contains the earlier type, message, or a name in that message."""
-    message = _ERRNO.sub("", earlier.message)
+    message = re.sub(r"^\[Errno -?\d+\]\s*", "", earlier.message)
     names = (name.strip("'\"") for name in result.QUOTED.findall(message))
     words = [earlier.short_type, message.partition(": '")[0], message, *names]
     return says(later.text, "points-elsewhere") or any(
-        len(word) >= LONG_ENOUGH and word in later.message for word in words
+        len(word) > 4 and word in later.message
+        for word in words  # shorter ones are in many messages
     )

@@ -280,7 +280,7 @@ class _Parser:
         return found[0], f"{found[1].rstrip()} {after.strip()}".lstrip()
 
     def _raised(self, start: int, end: int, found: tuple[str, str], frames: Sequence[re.Match[str]]) -> Raised:
-        of_program = [index for index, frame in enumerate(frames) if not is_library(frame["file"])]
+        of_program = [index for index, frame in enumerate(frames) if not says(frame["file"], "library")]
         own = of_program or [index for index, frame in enumerate(frames) if frame["file"] == "<string>"]  # python -c
         last = frames[own[-1] if own else -1] if frames else None
         where = None if last is None else f"{last['file'].rpartition('/')[2]}:{last['line']}"
@@ -289,11 +289,6 @@ class _Parser:
         lines = (self._group[max(start, 0)][0], self._group[end][0])
         below = tuple(frame["file"] for frame in reversed(deeper))
         return Raised(found[0], found[1].strip(), where, bool(collective), *lines, below=below)
-
-
-def is_library(text: str) -> bool:
-    """Return whether a file, or the line of a frame, is of Python or of an installed package."""
-    return says(text, "library")
 
 
 def module_of(file: str) -> str:
