@@ -396,6 +396,8 @@ def test_an_error_of_one_host_is_not_certain_if_the_clocks_do_not_tell_whether_o
         ("0-3", "IndexError: list index out of range", "LOCAL_RANK"),
         ("0-3", "RuntimeError: CUDA error: unknown error", "--deep"),
         ("all", "datasets.exceptions.DatasetGenerationError: no column text", "names of columns"),
+        ("all", "ValueError: Must flatten tensors with uniform dtype but got two", "to one data type"),
+        ("all", "pip._vendor.pkg_resources.ContextualVersionConflict: (numpy 2.2.4, {'tool'})", "belong together"),
     ],
 )
 def test_the_hint_follows_from_domain_and_scope(ranks: str, message: str, helps: str) -> None:

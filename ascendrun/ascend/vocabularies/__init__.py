@@ -176,7 +176,7 @@ _CODES = re.compile(
     r"(?:\b(?P<title>[A-Z]\w+)\()?\b(?P<cann>E[0-9A-Z]\d{4})\b|\bERR\d\d(?P<torch_npu>\d{3})\b|"
     r"(?:code|[rR]et|result|err|errno|status|[eE]rror|return)\b[\s=:\[(]{1,3}(?:is )?(?P<acl>[1-5]\d{5})\b|"
     r"(?:signal:? |Signals\.)(?P<exits>SIG[A-Z0-9]+)\b|"
-    r"(?:\[Errno |\berrno[:= ]{1,2}|\bos error )(?P<errno>\d{1,3})\b|\b(?P<errno_name>E[A-Z]{3,14})\b"
+    r"(?:\[Errno |\berrno[:= ]{1,3}|\bos error )(?P<errno>\d{1,3})\b|\b(?P<errno_name>E[A-Z]{3,14})\b"
 )
 _VOCABULARY = {"hccl_name": "hccl", "hccl_hex": "hccl", "errno_name": "errnos", "errno": "errnos"}
 _WORDS_OF_ERRNO = {

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ascendrun.ascend.peer_messages import LOST
 from ascendrun.ascend.vocabularies import alike, cann_detail, class_of, wording
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.candidates import candidates_of, joined, merged, strongest_symptom
@@ -107,7 +108,7 @@ def _told_of(
     inner = wording("last-error").search("\n".join(said)) if winner.code == "exception" else None
     detail = cann_detail(lines) or (inner["text"] if inner is not None else lines[0] if proofs else "")
     waits = Counter(one.waited for one in timelines if one.waited and (winner.rules or not winner.strength))
-    waited = next((kind for kind, _ in waits.most_common(1)), "")
+    waited = next((kind for kind, _ in waits.most_common(1) if kind != LOST or not winner.strength), "")
     return proofs, {key: text for key, text in (("advice", advice), ("detail", detail), ("waited", waited)) if text}
 
 

@@ -122,11 +122,12 @@ def _of_exception(
 
 
 def _fixes(diagnosis: Diagnosis, lang: str, *, of_domain: bool = True) -> list[str]:
-    """Return what to check first: of the first value that has it, else of the domain in its phase; then of the domain
-    in its scope. Of the domain without these; [] for the program's own errors of no kind."""
+    """Return what to check first: of the first value that has it, that of a missing path in any domain, else of the
+    domain in its phase; then of the domain in its scope. Of the domain without these; [] for errors of no kind."""
     domain = diagnosis.domain
     owned = sorted(diagnosis.why, key=lambda one: one.vocabulary != "owners")  # they know it best
     fixes = [one.fix for one in owned if one.domain == domain]
+    fixes += [one.fix for one in owned if (one.vocabulary, one.domain) == ("errnos", "program")]
     exact = _first_text([*fixes, *[f"{domain}.{diagnosis.phase}"] * of_domain], lang)
     is_alone = of_domain and not exact
     wide = [f"{domain}.{diagnosis.scope}"] * (is_alone or diagnosis.scope in ("host", "group")) + [domain] * is_alone
