@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -165,23 +166,33 @@ class Follower:
         self._last: Text | None = None
 
     def run(self) -> None:
-        """Follow the head until this process becomes it."""
-        while True:
-            for host in others(self._standby):
-                try:
-                    self._follow(host)
-                except ConflictError:
-                    raise  # refused, not lost
-                except AscendrunError as error:
-                    self._tell(Text("standby.no-stream", "{host}: {why}", host=host, why=error.message))
-                except OSError as error:
-                    self._tell_unwritten(error)
+        """Follow the head until this process becomes it. Ended by a signal, it is not started again before the machine
+        boots."""
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        try:
+            while True:
+                self._try_all()
+                time.sleep(AGAIN_S)
+        except (KeyboardInterrupt, SystemExit):
+            if self._lock is not None:
+                guarding.write_lock(self._lock, guarding.end_mark())
+            raise
+
+    def _try_all(self) -> None:
+        for host in others(self._standby):
             try:
-                if self._root.is_dir() and not read_values(self._root / STATE_FILE).get("stopped"):
-                    self.take_over()
+                self._follow(host)
+            except ConflictError:
+                raise  # refused, not lost
+            except AscendrunError as error:
+                self._tell(Text("standby.no-stream", "{host}: {why}", host=host, why=error.message))
             except OSError as error:
                 self._tell_unwritten(error)
-            time.sleep(AGAIN_S)
+        try:
+            if self._root.is_dir() and not read_values(self._root / STATE_FILE).get("stopped"):
+                self.take_over()
+        except OSError as error:
+            self._tell_unwritten(error)
 
     def take_over(self, *, may_lose: bool = False) -> None:
         """Become the head if most voters grant it; else report why not. `may_lose`: also with an incomplete copy.
@@ -235,8 +246,7 @@ class Follower:
             except BlockingIOError:
                 message = Text("standby.already-runs", "a standby already runs for {path}", path=str(self._root))
                 raise ConflictError(message) from None
-            os.ftruncate(self._lock, 0)
-            os.write(self._lock, f"{os.getpid()}\n".encode())
+            guarding.write_lock(self._lock, f"{os.getpid()}\n".encode())
 
     def _follow(self, host: str) -> None:
         """Copy what the head sends until it is lost. Raises UnreachableError, OSError: the copy cannot be written."""

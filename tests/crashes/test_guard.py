@@ -254,6 +254,22 @@ def test_a_command_reports_why_a_controller_refuses_its_settings(
     assert caught.value.code == code
 
 
+def test_a_standby_that_a_person_ended_does_not_come_back(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = head.state_dir.with_name("state.standby")
+    with Store.open(copy) as store:
+        store.update_head(term=1, voters=["n1", "n2", "n3"])
+    (head.folder / "all.hosts").write_text("n1\nn2\nn3\n")
+    (head.folder / "ascendrun").mkdir()
+    (head.folder / "ascendrun/config.yaml").write_text(f"standby: {BLOCK % (head.folder, 'n3')}\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(head.folder))
+    command = [sys.executable, "-m", "ascendrun", "controller", "standby"]
+    with subprocess.Popen(command, env=head.environ(), cwd=head.folder, stdout=subprocess.DEVNULL) as standby:
+        await_that(lambda: is_running(copy))
+        standby.terminate()
+        assert standby.wait(DEADLINE_S) == 0
+    assert not should_run(str(copy))
+
+
 def test_every_state_directory_has_its_own_entry(fake_cron: Path, tmp_path: Path) -> None:
     one, other = tmp_path / "one % two", tmp_path / "other"
     environ = {"ASCENDRUN_COLOR": "never", "SECRET_TOKEN": "x"}
