@@ -322,6 +322,13 @@ def test_the_best_model_is_kept_through_a_crash_and_comes_back_at_the_end(tiny, 
     ]
 
 
+def test_a_model_can_be_best_as_it_starts(tiny, straight):
+    options = {"eval_steps": 10, "best": "score", "strategy": "fsdp2"}
+    started = tiny(ranks=2, name="started", eval_on_start=True, **options).succeed()
+    assert "best: 0" in started.text() and "best: 10" in tiny(ranks=2, name="not", **options).succeed().text()
+    assert started.losses() == straight("fsdp2").losses()
+
+
 def test_training_ends_early_when_no_evaluation_is_better(tiny):
     run = tiny(ranks=2, eval_steps=3, best="score", early_stopping_patience=3).succeed()
     assert "ending: early stopping" in run.text()

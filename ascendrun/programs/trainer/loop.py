@@ -111,6 +111,9 @@ class Loop:
         interrupted: Ending | None = None
         try:
             with open_profiler(settings.profile_dir, self.here, steps=settings.profile_steps) as profiled:
+                if not progress.step and settings.eval_on_start:
+                    for name in [name for name, every in self.evaluations.items() if every]:
+                        self._evaluate(name)
                 if not progress.ended and progress.step < settings.steps:
                     self._begin()
                 while not progress.ended:

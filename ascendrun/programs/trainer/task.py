@@ -22,8 +22,9 @@ A weight that is a tensor on the device is read only at the end of the step."""
 FREE_TO_CHANGE = (
     "adapter_path", "auto_find_batch_size", "baselines", "calibration", "chip", "compare_dirs", "compare_with",
     "compile", "cpu_offload", "data_cache_dir", "data_path", "dataloader_num_workers", "device", "dist_timeout_s",
-    "doc_cap", "eval_batch_size", "eval_questions", "eval_split", "eval_tokens", "inference_warmup_steps",
-    "invalid_rows", "logging_steps", "loss_scale", "macro_f1_weight", "max_chars", "max_model_len", "max_num_seqs",
+    "doc_cap", "eval_batch_size", "eval_on_start", "eval_questions", "eval_split", "eval_tokens",
+    "inference_warmup_steps", "invalid_rows", "logging_steps", "loss_scale", "macro_f1_weight", "max_chars",
+    "max_model_len", "max_num_seqs",
     "max_time_s", "max_tokens_per_micro_batch", "mc_eval_path", "mc_max_samples", "micro_batch_size", "mixture",
     "model_dir", "model_path", "new_organisms", "num_sample_prompts", "on_save_failure", "organism", "output_dir",
     "peak_tflops", "prepared_dir", "profile_dir", "quantization_bit", "report_to", "resume_from_checkpoint",
@@ -100,8 +101,9 @@ class Task:
 class Settings:
     """Training settings. Steps are optimizer steps; 0 disables an item.
 
-    `best`: the score that selects the model, "" for none. `early_stopping_patience`: evaluations without a better
-    score before the end. `max_tokens_per_micro_batch`: of a pass, if the plan has the `length_of` a row.
+    `eval_on_start`: evaluate before the first step too; the model may be best as it starts. `best`: the score that
+    selects the model, "" for none. `early_stopping_patience`: evaluations without a better score before the end.
+    `max_tokens_per_micro_batch`: of a pass, if the plan has the `length_of` a row.
     `on_save_failure`: continue (the last good checkpoint stays) or stop. `profile_dir`: for a trace of a few steps.
     """
 
@@ -113,6 +115,7 @@ class Settings:
     dataloader_num_workers: int = 0
     logging_steps: int = 10
     eval_steps: int = 0
+    eval_on_start: bool = False
     best: str = ""
     best_is_low: bool = False
     early_stopping_patience: int = 0
