@@ -112,8 +112,6 @@ def strongest_symptom(timelines: Sequence[RankTimeline]) -> Suspect | None:
 # ---------------------------------------------------------------- facts of the hosts
 
 _LOST = {"rebooted": "node-rebooted", "directory-gone": "node-directory-gone", "no-power": "node-without-power"}
-_OF_KERNELS = {"memory-corrupted": (signal.SIGBUS, signal.SIGKILL)}
-"""The signals with which a kernel ends a process for this code."""
 BEFORE_S, AFTER_S = 1800.0, 10.0
 """Around the end of a host's ranks."""
 NEAR_S = 300.0
@@ -215,7 +213,8 @@ def _of_kernel(evidence: Evidence, host: HostEvidence, here: Sequence[Suspect]) 
         is_of_silent = any(_names(hit, pid=one.pid) for one in ranks if not one.has_failed)
         is_cause = row.family in alike("of-kernels") and (row.role == result.CAUSE or is_of_silent)
         if is_cause and all(_may_explain(at, one) for one in here):
-            killed = [rank for rank in ranks if signal_of(rank) in _OF_KERNELS.get(row.code, ())]
+            by_kernel = (signal.SIGBUS, signal.SIGKILL) if row.code == "memory-corrupted" else ()
+            killed = (rank for rank in ranks if signal_of(rank) in by_kernel)
             has_ended = any(rank.has_failed and _names(hit, pid=rank.pid) for rank in killed)
             named = tuple(one.rank for one in ranks if _names(hit, pid=one.pid) or _names(hit, device=one.device))
             strength, proof = strength_of("kernel"), proof_of(evidence, lines[hit.line], host)

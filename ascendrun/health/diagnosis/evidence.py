@@ -180,7 +180,6 @@ class Evidence:
 UNKNOWN_CLOCK_S = 180.0
 """Maximum assumed error of a clock that was never measured; doctor rejects larger errors."""
 _STAMP = re.compile(r"([1-9]\d{3})-(0[1-9]|1[0-2])-(\d\d)[-T_ ](\d\d):(\d\d):(\d\d)(?:[.,](\d{3})(?:\.?(\d{3}))?)?")
-_QUARTER_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -234,5 +233,5 @@ def with_stamps(lines: Sequence[Line], *, until_s: float | None) -> list[Line]:
     last = max((stamp for stamp in stamps if stamp is not None), default=None)
     shift_s = 0.0
     if last is not None and until_s is not None:
-        shift_s = round((until_s - last) / _QUARTER_S) * _QUARTER_S
+        shift_s = 900.0 * round((until_s - last) / 900.0)
     return [line if stamp is None else line._replace(at_s=stamp + shift_s) for line, stamp in zip(lines, stamps)]

@@ -25,7 +25,7 @@ NOT_RESTARTED = listed("diagnosis.not-restarted")
 def render(diagnosis: Diagnosis, lang: str | None = None) -> Diagnosis:
     """Render strings in a language (None: the process's); evidence, caveats, anomalies and outcome stay texts."""
     lang = lang or language()
-    plain = {name: _string(value, lang) for name, value in diagnosis.values.items()}
+    plain = {name: one if isinstance(one, str) else one.render(lang) for name, one in diagnosis.values.items()}
     values = {"who": who(diagnosis.ranks, diagnosis.hosts, diagnosis.labels).render(lang), **plain}
     if diagnosis.code != "exception" and len(values.get("message", "")) > MESSAGE_CHARACTERS:
         start, end = values["message"][: MESSAGE_CHARACTERS - TAIL_CHARACTERS], values["message"][-TAIL_CHARACTERS:]
@@ -55,10 +55,6 @@ def who(ranks: tuple[int, ...], hosts: tuple[str, ...], labels: Mapping[int, str
     key = named if ranks else "hosts" if hosts else "unknown"
     shown: object = label_ranks(ranks, labels) if labels else list(ranks)
     return listed(f"diagnosis.who-{key}", ranks=shown, hosts=list(hosts))
-
-
-def _string(value: str | Rendered, lang: str) -> str:
-    return value.render(lang) if isinstance(value, Rendered) else value
 
 
 def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> Description:
@@ -153,7 +149,7 @@ def _short(code: str, values: Mapping[str, str | Rendered], lang: str, role: Rol
     """Return the message of a code, without ranks and hosts; that of the first failure is above."""
     if role is Role.INITIATING:
         return FIRST.render(lang)
-    plain = {name: _string(value, lang) for name, value in values.items()}
+    plain = {name: one if isinstance(one, str) else one.render(lang) for name, one in values.items()}
     key = f"diagnosis.end.{code}"
     if key in translations("en"):
         return fill(key, translations("en")[key], plain, lang=lang)
