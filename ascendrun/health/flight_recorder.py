@@ -59,6 +59,7 @@ def read_dump(data: bytes) -> FlightRecording | None:
     try:
         raw = json.loads(data) if data[:1] == b"{" else _Plain(io.BytesIO(data)).load()
         groups = raw.get("pg_config") or {}
+        groups = groups if "" not in groups else {**groups, "0": groups[""]}  # the first group may lack its name there
         entries = tuple(_entry(one, groups) for one in raw.get("entries") or ())
         last = {str(group): _last(status) for group, status in (raw.get("pg_status") or {}).items()}
         return FlightRecording(str(raw["version"]) if "version" in raw else None, entries, last)
