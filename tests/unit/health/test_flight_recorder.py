@@ -34,8 +34,8 @@ def test_what_the_real_torch_dumps_is_read_in_both_forms(tmp_path):
         found = read_dump((tmp_path / form).read_bytes())
         ops = [(one.seq, one.op, one.sizes) for one in found.collectives]
         assert ops == [(1, "gloo:all_reduce", (((3, 4),),) * 2), (2, "gloo:broadcast", (((2,),),) * 2)]
-        kinds = {(one.group, one.members, one.is_p2p, one.state) for one in found.collectives}
-        assert kinds == {("0(default_pg)", (0,), False, "scheduled")}
+        kinds = {(one.group, one.is_p2p, one.state) for one in found.collectives}
+        assert kinds == {("0(default_pg)", False, "scheduled")}
         assert found.last == {"0": (2, None, 2)} and found.version.startswith("2.")
         assert all(one.frame in (None, f"<string>:{line}") for line, one in zip((8, 10), found.collectives))
     assert read_dump((tmp_path / "pickle").read_bytes()[:-40]) is None
@@ -55,6 +55,13 @@ def test_what_is_no_dump_is_unknown_and_runs_nothing(data):
 
 def test_a_dump_without_entries_is_one_of_a_rank_that_did_nothing():
     assert read_dump(b'{"version": "2.10"}').collectives == ()
+
+
+def test_the_ranks_of_a_group_are_those_of_its_configuration():
+    call = {"process_group": ["7", "tensor"], "collective_seq_id": 1, "profiling_name": "nccl:all_reduce"}
+    groups = {"7": {"name": "7", "desc": "tensor", "ranks": "[2, 3]"}, "0": {"ranks": "[0, 1, 2, 3]"}}
+    [found] = read_dump(json.dumps({"entries": [call], "pg_config": groups}).encode()).collectives
+    assert (found.group, found.members) == ("7(tensor)", (2, 3))
 
 
 REDUCE, SEND = "nccl:all_reduce", "nccl:all_to_all"
