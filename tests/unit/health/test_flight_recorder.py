@@ -34,8 +34,8 @@ def test_what_the_real_torch_dumps_is_read_in_both_forms(tmp_path):
         found = read_dump((tmp_path / form).read_bytes())
         ops = [(one.seq, one.op, one.sizes) for one in found.collectives]
         assert ops == [(1, "gloo:all_reduce", (((3, 4),),) * 2), (2, "gloo:broadcast", (((2,),),) * 2)]
-        kinds = {(one.group, one.is_p2p, one.state) for one in found.collectives}
-        assert kinds == {("0(default_pg)", False, "scheduled")}
+        kinds = {(one.group, one.members, one.is_p2p, one.state) for one in found.collectives}
+        assert kinds == {("0(default_pg)", (0,), False, "scheduled")}  # under an empty name in its configuration
         assert found.last == {"0": (2, None, 2)} and found.version.startswith("2.")
         assert all(one.frame in (None, f"<string>:{line}") for line, one in zip((8, 10), found.collectives))
     assert read_dump((tmp_path / "pickle").read_bytes()[:-40]) is None
