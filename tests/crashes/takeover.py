@@ -129,7 +129,12 @@ class Load:
 
 
 def stop(heads: TwoHeads, name: str, job: Job) -> bool:
-    return heads.on(name, "stop", str(job.id), "--no-wait").returncode in (0, ConflictError.exit_code)  # or has ended
+    """Whether the job is stopped now, or was. A machine that is no longer the head refuses with the same exit code."""
+    code = heads.on(name, "stop", str(job.id), "--no-wait").returncode
+    if code != ConflictError.exit_code:
+        return code == 0
+    shown = heads.on(name, "show", str(job.id), "-o", "json")
+    return shown.returncode == 0 and json.loads(shown.stdout)["job"]["state"] in ENDED
 
 
 def lines_of(heads: TwoHeads, file: str, nodes: Sequence[str] = JOB_NODES) -> list[list[str]]:
@@ -302,7 +307,8 @@ class Campaign:
             longest[f"{name}_gap_s"] = round(max(after - before for before, after in zip(times, times[1:])), 2)
             if len({pid for pid, _ in lines}) != 1:
                 raise CampaignError(f"{name}: written by { ({pid for pid, _ in lines}) }")
-        if longest["beats_gap_s"] > max(GAP_S, 2 * longest["loop_gap_s"]):
+        # at load 50, one of two equal loops was held for 4.1 s and the other for 2.0
+        if longest["beats_gap_s"] > max(GAP_S, 3 * longest["loop_gap_s"]):
             raise CampaignError(f"training was disturbed: {longest}")
         return longest
 
