@@ -53,6 +53,17 @@ def test_a_checkpoint_of_another_training_is_refused_with_what_differs_an_empty_
     assert again.wait() == [78] and "task was o/pre, is (none)" in again.text()
 
 
+def test_a_checkpoint_in_the_form_of_earlier_zero3_is_refused(tiny):
+    folder = tiny(max_steps=2, save_steps=2).succeed().folder / "ckpt"
+    (old,) = folder.glob("step-*")
+    kept, facts = checkpoint.load(old), checkpoint.facts_of(old)
+    shutil.rmtree(old)
+    state = {name: value for name, value in kept.items() if name != "counts"}
+    checkpoint.save(folder, "step", 2, state, facts=facts)
+    again = tiny(max_steps=4)
+    assert again.wait() == [78] and "by an earlier release" in again.text()
+
+
 def test_a_model_that_is_sharded_inside_each_of_two_hosts_learns_the_same(tiny):
     """Four ranks: two shards, each on two ranks."""
     options = {"ranks": 4, "dropout": 0.0, "max_steps": 6}

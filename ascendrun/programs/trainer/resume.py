@@ -119,6 +119,8 @@ class Checkpoints:
         if found is None:
             return False
         self._check_identity(found.facts, found.folder)
+        if "counts" not in found.common:  # DeepSpeed's own state of each rank
+            raise CannotResumeError(listed("program.checkpoint-of-earlier-zero3", directory=found.folder))
         self.engine.load_state(found.read, found.common)
         self.progress = Progress(**found.common["progress"])
         if self.here.rank < len(found.common["random"]):
