@@ -221,8 +221,9 @@ def packed(trees: Sequence[Sequence[Any]], columns: Ids) -> dict[str, Any]:
     size, rows = max(len(tree[0]) for tree in trees), []
     for is_leaf, feature, threshold, unknown_left, left, right, value in trees:
         own, is_end = np.arange(len(is_leaf)), is_leaf.astype(bool)
-        sides = [np.where(is_end, own, side).astype(np.int64) for side in (left, right)]
-        each = (columns[np.where(is_end, 0, feature)], threshold, unknown_left.astype(bool), *sides, value)
+        sides = [np.where(is_end, own, side).astype(np.int32) for side in (left, right)]
+        number = columns[np.where(is_end, 0, feature)].astype(np.int32)
+        each = (number, threshold, unknown_left.astype(bool), *sides, value)
         rows.append([np.resize(array, (size, *array.shape[1:])) for array in each])
     names = ("feature", "threshold", "unknown_left", "left", "right", "value")
     return {name: np.stack(arrays) for name, arrays in zip(names, zip(*rows))}
