@@ -47,7 +47,8 @@ MODEL = {
 }  # fmt: skip
 TRAINING = {
     "learning_rate": 2e-3, "global_batch_size": 4, "max_steps": 260, "mask_schedule": "full",
-    "val_size": 0.005, "eval_steps": 130, "save_steps": 0, "logging_steps": 100, "dtype": "float32",
+    "val_size": 0.005, "eval_steps": 130, "eval_on_start": True, "save_steps": 0, "logging_steps": 100,
+    "dtype": "float32",
 }  # fmt: skip
 ROWS, RESAMPLES = 8, 1000
 
