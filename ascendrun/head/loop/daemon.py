@@ -282,7 +282,8 @@ class _StartWatch:
         now = time.monotonic()
         if now - self._read_mono >= LOOK_S:
             running, before = running_pid(self._state_dir), self._used
-            mine = (one for one in snapshot().values() if one.session == self._session or one.pid == running)
+            pids = {running} - {os.getpid()}  # who waits is no controller, also if it has the lock
+            mine = (one for one in snapshot().values() if one.session == self._session or one.pid in pids)
             self._read_mono, self._used = now, {one.pid: one.cpu_ticks for one in mine}
             self._moved_mono = self._moved_mono if self._used == before else now
         return now - self._moved_mono > STALL_S
