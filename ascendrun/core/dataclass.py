@@ -40,6 +40,8 @@ else:
 T = TypeVar("T")
 FIELDS = "__dataclass_fields__"
 """What the functions of the standard library's module read first of a dataclass."""
+PARSING = threading.Lock()
+"""Python 3.11 fails to parse in two threads at once (python/cpython#106905)."""
 _making = threading.RLock()
 
 
@@ -152,7 +154,9 @@ class _Unions(ast.NodeTransformer):
 
 def _resolved(annotation: str, names: dict[str, Any]) -> Any:
     """Return the type that a module writes as text. `names`: of the modules of its class."""
-    tree = _Unions().visit(ast.parse(annotation, mode="eval"))
+    with PARSING:
+        parsed = ast.parse(annotation, mode="eval")
+    tree = _Unions().visit(parsed)
     return eval(compile(ast.fix_missing_locations(tree), "<annotation>", "eval"), names)
 
 

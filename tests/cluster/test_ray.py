@@ -18,6 +18,7 @@ from scenes import NpuScene, await_that, run_text
 
 from ascendrun.node import layout
 from tests.lib.vcluster.cluster import VirtualCluster
+from tests.lib.vcluster.processes import await_true
 
 PYTHON = CODE / ".venv-ray" / "bin" / "python"
 READY = "driver ready"
@@ -67,7 +68,7 @@ class RayScene(NpuScene):
 
     def require_nothing_left(self, job: str) -> None:
         self.await_nobody(job)
-        assert self.folders() == []
+        assert await_true(lambda: not self.folders(), deadline_s=60.0), self.folders()  # removed after the last process
         check_nobody_listens(self.cluster)
 
     def verdict(self, job: str) -> dict[str, Any]:

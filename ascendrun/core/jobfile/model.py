@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Annotated, Any, Dict, Literal, Mapping, Optional, Tuple, Union
 
 from pydantic import BaseModel, BeforeValidator, Field, WithJsonSchema
 
+from ascendrun.core.dataclass import PARSING
 from ascendrun.core.reader.strict import Name, Strict, sections_of
 from ascendrun.text import Text, write
 
@@ -327,10 +327,6 @@ def job_json_schema() -> Dict[str, Any]:
     return schema
 
 
-_PARSES = threading.Lock()
-"""Python 3.11 fails to parse in two threads at once (python/cpython#106905)."""
-
-
 def _meanings(model: type[BaseModel]) -> Dict[str, str]:
     """Return the docstrings of the fields. Not by pydantic's `use_attribute_docstrings`: it reads the source of every
     class at import, a third of the time of this module, and only a schema has them."""
@@ -342,7 +338,7 @@ def _meanings(model: type[BaseModel]) -> Dict[str, str]:
     for owner in reversed(model.__mro__):
         if owner is Strict or not issubclass(owner, Strict):
             continue
-        with _PARSES:
+        with PARSING:
             [body] = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
         assert isinstance(body, ast.ClassDef)
         for field, below in zip(body.body, body.body[1:]):

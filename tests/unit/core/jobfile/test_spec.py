@@ -11,6 +11,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.errors import InvalidInputError
 from ascendrun.core.hosts import parse_hostfile
 from ascendrun.core.jobfile.model import JobBody, JobSpec, job_json_schema
@@ -222,7 +223,15 @@ class Cycle:
         time.sleep(0)
 
 
-def test_threads_that_read_the_schema_at_once_do_not_disturb_each_other() -> None:
+def new_class_loaded() -> bool:
+    @dataclass(frozen=True)
+    class Row:
+        values: "tuple[tuple[int, ...], ...]"
+
+    return bool([Cycle() for _ in range(50)]) and load_dataclass(Row, {"values": [[1]]}).values == ((1,),)
+
+
+def test_threads_that_read_the_schema_and_new_messages_at_once_do_not_disturb_each_other() -> None:
     """Python 3.11 fails to parse in two threads at once (python/cpython#106905)."""
     before, often = gc.get_threshold(), sys.getswitchinterval()
     gc.set_threshold(20)
@@ -230,6 +239,8 @@ def test_threads_that_read_the_schema_at_once_do_not_disturb_each_other() -> Non
     try:
         with ThreadPoolExecutor(4) as threads:
             read = [threads.submit(lambda: [Cycle() for _ in range(50)] and job_json_schema()) for _ in range(16)]
+            loaded = [threads.submit(lambda: [new_class_loaded() for _ in range(100)]) for _ in range(16)]
+        assert all(all(one.result()) for one in loaded)
         assert len({json.dumps(one.result()) for one in read}) == 1
     finally:
         gc.set_threshold(*before)
