@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,8 @@ def test_a_hang_after_the_agent_on_the_head_node_has_brought_both_back_restarts_
     )
     job = head.submit()
     await_that(lambda: len(stored(head).nodes) == 2 and all(node.pids for node in stored(head).nodes))
+    samples = partial(head.state_dir.glob, "local/*/nodes/*/runs/*/attempt-1/samples.0")
+    await_that(lambda: any('"rank":3,' in one.read_text() for one in samples()))  # else it never began to work
     first = status(head)
     for pid in (first.guard_pid, first.pid):
         os.kill(pid or 0, signal.SIGKILL)
