@@ -326,22 +326,23 @@ def _is_item(item: object) -> bool:
 def _expected(option: Option, value: Argument | Mapping[str, Any]) -> Text:
     found: Text | str = repr(value) if isinstance(value, str) else _render(value)
     if isinstance(value, Mapping):
-        found = Text("type.mapping", "a mapping")
+        found = MAPPING
     elif isinstance(value, tuple) and option.type != "maps":
-        found = Text("type.list", "a list")
-    return Text("options.expected", "expected {expected}, got {found}", expected=_EXPECTED[option.type], found=found)
+        found = LIST
+    return Text("options.expected", "expected {expected}, got {found}", expected=TYPE_NAMES[option.type], found=found)
 
 
+MAPPING, LIST = Text("type.mapping", "a mapping"), Text("type.list", "a list")
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 _NEVER = re.compile(r"(?!)")
 _NUMBER = re.compile(r"[-+]?[0-9][0-9.]*(?:[eE][-+]?[0-9]+)?")
 _UNQUOTED = {"int": _NUMBER, "float": _NUMBER, "bool": re.compile("true|false"), "str": _NEVER, "path": _NEVER}
-_EXPECTED = {
+TYPE_NAMES = {
     "int": Text("type.integer", "an integer"),
     "float": Text("type.number", "a number"),
     "str": Text("type.string", "a string"),
     "bool": Text("type.boolean", "true or false"),
     "path": Text("type.path", "a path"),
-    "list": Text("type.list", "a list"),
+    "list": LIST,
     "maps": Text("type.maps", "a list of mappings"),
 }

@@ -26,8 +26,6 @@ RUN_HERE = ("help", "completion", "man", "schema", "init", "demo", "sim", "confi
 """Commands that always run on the machine on which they were typed."""
 WRITES = ("fetch", "cp", "bundle", "report", "export", "verify", "metrics")
 """Commands that leave files in the working directory, or where an option names it."""
-READS = ("show", "explain", "logs")
-"""Commands for jobs of other users too: USER/JOB."""
 OF_A_MACHINE = ("run", "ensure", "move")
 """Actions of `controller` that are about the machine on which they were typed."""
 OF_A_STANDBY = (*OF_A_MACHINE, "standby", "role", "relay", "install", "uninstall")
@@ -47,7 +45,7 @@ def run_elsewhere(ctx: click.Context) -> int | None:
     if host is None or forwarded == "store" or (has_home and action in OF_A_MACHINE):
         if forwarded and not os.isatty(1):
             _end_with_sender()
-        return _print_of_other(ctx) if name in READS and "/" in ctx.params["job"] else None
+        return _run_at_other(ctx)
     from ascendrun.cluster.forward import Errand, run
 
     flags = [
@@ -70,8 +68,14 @@ def _warn_superseded(ctx: CliContext) -> None:
         ctx.warn(Text("standby.superseded", "no controller starts on this machine: {why}", why=why), hint)
 
 
-def _print_of_other(ctx: click.Context) -> int:
-    """Print a job of another user as that user's controller prints it."""
+def _run_at_other(ctx: click.Context) -> int | None:
+    """Run a command for jobs of another user, USER/JOB, as that user's controller does; None: the jobs are of this
+    user. Raises AscendrunError."""
+    named = [str(one.name) for one in ctx.command.params if isinstance(one, click.Argument)]
+    refs = [str(ref) for name in named if name in ("job", "jobs") for ref in _listed(ctx.params[name])]
+    users = {ref.rpartition("/")[0] for ref in refs}
+    if users <= {""}:
+        return None
     from ascendrun.cli.output import sanitise
 
     def write(text: str, is_error: bool) -> None:
@@ -79,13 +83,19 @@ def _print_of_other(ctx: click.Context) -> int:
         target.write(sanitise(text))
         target.flush()
 
+    if len(users) > 1:
+        raise click.UsageError(str(Text("cli.jobs-of-one", "the jobs of one command must be of one user")))
     given: dict[str, Any] = {}
     for one in ctx.command.params:
         name = str(one.name)
-        if name in ctx.params and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        if isinstance(one, click.Option) and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             given[max(one.opts, key=len)] = _as_word(ctx.params[name])
-    user, _, job = given.pop("job").rpartition("/")
-    return int(ctx.obj.cluster.queue.print_visible(user, job, str(ctx.command.name), given, write))
+    given.pop("--output-dir", None)
+    jobs = [ref.rpartition("/")[2] for ref in refs]
+    into = (ctx.params["output_dir"] or jobs[0]) if ctx.command.name == "fetch" else ""
+    words = ctx.params.get("paths", ())
+    [user], command = users, str(ctx.command.name)
+    return int(ctx.obj.cluster.queue.run(user, command, jobs, write, options=given, words=words, into=into))
 
 
 def _as_word(value: object) -> object:

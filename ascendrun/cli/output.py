@@ -193,6 +193,12 @@ def print_rows(
         sys.stdout.write(format_many(rows, output, name=name, kind=kind))
 
 
+def print_for_programs(rows: Sequence[Any], output: str | None, *, name: str, kind: type) -> None:
+    """Print what a command changed as json, jsonl, yaml or csv; nothing when `output` is for people."""
+    if output is not None and output not in PEOPLE:
+        sys.stdout.write(format_many(rows, output, name=name, kind=kind))
+
+
 def write_file(path: Path, content: bytes) -> None:
     """Write through links and devices, see output_file. Raises InvalidInputError naming the file."""
     try:

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import ControllerReplacedError, UnreachableError
-from ascendrun.core.settings import BLOCKS, ENGINE_BLOCK, POWER_BLOCK, SETTINGS, SHARE_BLOCK, Settings
+from ascendrun.core.settings import (
+    BLOCKS,
+    ENGINE_BLOCK,
+    POWER_BLOCK,
+    REQUESTER_VARIABLE,
+    SETTINGS,
+    SHARE_BLOCK,
+    Settings,
+)
 from ascendrun.head.state.user_files import load_settings
 from ascendrun.text import Text
 
@@ -195,9 +203,15 @@ class Head:
 
     @property
     def user(self) -> str:
+        """Return who changes jobs and hosts with this cluster."""
         from getpass import getuser
 
-        return getuser()
+        return os.environ.get(REQUESTER_VARIABLE) or getuser()
+
+    @property
+    def sender(self) -> str:
+        """Return the user and the machine of a command."""
+        return f"{self.user}@{os.uname().nodename}"
 
     def client(self, *, start_s: float | None = None) -> ControlClient:
         """Return a connection to the controller. Raises UnreachableError when none starts: within `start_s`, None: as

@@ -1,4 +1,4 @@
-"""HostSelection: commands on them, their state, doctor, the environment of ranks, SSH host keys."""
+"""Checks of hosts: survey, doctor, measurements, verification, the environment of ranks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.cluster.api import Part
-from ascendrun.cluster.borrowing import lent_hosts
 from ascendrun.cluster.hosts import HostSelection, users_of
-from ascendrun.core.engines import find_engine
 from ascendrun.core.errors import PreflightError, UnreachableError
 from ascendrun.core.findings import Severity
 from ascendrun.core.hosts import queue_of
@@ -21,22 +19,6 @@ from ascendrun.head.protocol.control_messages import Survey
 from ascendrun.health.checks import choose_checks, run_checks
 from ascendrun.health.comparison import make_report
 from ascendrun.health.env_view import make_env_report, write_env_file
-from ascendrun.health.forecast import make_forecast
-from ascendrun.health.survey import scripts
-from ascendrun.health.verify import make_verify_report, read_host, read_text, unmeasured
-from ascendrun.query.deep_check import (
-    Bench,
-    DeepOptions,
-    StoreJobs,
-    default_options,
-    evaluate_and_save,
-    make_base,
-    run_deep_check,
-)
-from ascendrun.query.history import read_losses
-from ascendrun.query.submit import make_submission, read_job
-from ascendrun.query.train_env import ensure_training_stack, print_line
-from ascendrun.query.verify import measure_claims, write_outputs
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
@@ -44,16 +26,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ascendrun.core.hosts import Host
+    from ascendrun.core.jobfile.model import JobSpec
     from ascendrun.health.comparison import DoctorReport
     from ascendrun.health.env_view import EnvReport
     from ascendrun.health.forecast import Forecast
     from ascendrun.health.survey.check_context import CheckContext
-    from ascendrun.health.verify import VerifyReport
-    from ascendrun.query.deep_check import DeepCheck
+    from ascendrun.health.verify import Claim, VerifyReport
+    from ascendrun.query.deep_check import DeepCheck, DeepOptions, StoreJobs
 
 ENV_PROBES = ("environ", "limits", "python")
 DEVICE_PROBES = ("npu-smi", "leases")
-TINY = DeepOptions(burn_s=3.0, sizes=(1 << 20,), repeats=5, budget_s=1.0)
 
 
 class Checks(Part):
@@ -79,6 +61,8 @@ class Checks(Part):
         """
         submission, hosts = None, self._cluster.hosts.select(hosts)
         if job_file is not None:
+            from ascendrun.query.submit import make_submission  # with pydantic: only a job file needs it
+
             submission = make_submission(
                 Path(job_file), self._head.settings, overrides=overrides, engine=engine, hosts=hosts, key="doctor"
             )
@@ -108,7 +92,11 @@ class Checks(Part):
         started = time.monotonic()
         on = (None if hosts else self.engine(job_file, overrides=overrides, name=engine)) or {}
         is_lent = queue_of({"engine": on or None}) is not None
-        lent = lent_hosts(self._head.settings, on, nodes=on.get("nodes")) if is_lent else None
+        lent = None
+        if is_lent:
+            from ascendrun.cluster.borrowing import lent_hosts
+
+            lent = lent_hosts(self._head.settings, on, nodes=on.get("nodes"))
         with lent or nullcontext((hosts, None)) as (hosts, facts):
             hosts = self._cluster.hosts.select(hosts)
             context = self.survey(
@@ -139,12 +127,21 @@ class Checks(Part):
     ) -> Mapping[str, Any] | None:
         """Return the engine of a job, with the job's `nodes`, or the one that is named, in full; None: no engine."""
         if job_file is None:
-            return None if name is None else find_engine(self._head.settings, name)
+            if name is None:
+                return None
+            from ascendrun.core.engines import find_engine
+
+            return find_engine(self._head.settings, name)
+        from ascendrun.query.submit import read_job
+
         spec = read_job(Path(job_file), self._head.settings, overrides=overrides, engine=name)
         return {**spec.engine, "nodes": spec.nodes} if isinstance(spec.engine, dict) else None
 
     def forecast(self, nodes: int) -> Forecast:
         """Return the expected cost of failures on this many nodes, from published rates and this cluster's history."""
+        from ascendrun.health.forecast import make_forecast
+        from ascendrun.query.history import read_losses
+
         with self._head.store() as store:
             return make_forecast(nodes, read_losses(store, now_s=time.time()))
 
@@ -165,6 +162,9 @@ class Checks(Part):
         Hosts that run a job, and the `not_ready`, are skipped. `device_type`: of a check without a job, None: cpu.
         `progress` gets each step, `log` (None: stderr) the lines that should remain on the screen.
         """
+        from ascendrun.query.deep_check import default_options, evaluate_and_save, make_base, run_deep_check
+        from ascendrun.query.train_env import ensure_training_stack, print_line
+
         hosts = self._cluster.hosts.select(hosts)
         job = self._cluster.job_files.read(job_file, overrides=overrides) if job_file is not None else None
         base = make_base(job, device_type=device_type or "cpu")
@@ -207,9 +207,15 @@ class Checks(Part):
         `uses_devices`: measure the claims with small jobs in the Python of `job_file`; otherwise nothing is changed.
         `archive`: write the outputs and the report there, without credentials. Raises CannotWriteError.
         """
+        from ascendrun.health.survey import scripts
+        from ascendrun.health.verify import make_verify_report, read_host, read_text, unmeasured
+        from ascendrun.query.verify import write_outputs
+
         hosts, submission = self._cluster.hosts.select(hosts), None
         job = self._cluster.job_files.read(job_file, overrides=overrides) if job_file is not None else None
         if job_file is not None:
+            from ascendrun.query.submit import make_submission
+
             submission = make_submission(
                 Path(job_file), self._head.settings, overrides=overrides, hosts=hosts, key="verify"
             )
@@ -222,11 +228,7 @@ class Checks(Part):
             outputs += read_text(result.host, result.stdout.decode("utf-8", "replace"))
         claims = unmeasured(Text("verify.not-used", "no device was used"))
         if uses_devices and present:
-            jobs = self._store_jobs()
-            base = make_base(job, device_type=device_type)
-            bench = Bench(jobs, base, {host.name: host for host in present}, TINY, self._head.state_dir, progress)
-            survey = partial(self.survey, present, device_type=device_type, names=DEVICE_PROBES, is_full=False)
-            claims = measure_claims(bench, present, lambda: survey().facts, progress)
+            claims = self._measure_claims(present, job, device_type, progress)
         unreached = {reply.host: reply.refused for reply in replies if reply.refused is not None}
         report = make_verify_report((one for one, _ in outputs), claims, [host.name for host in hosts], unreached)
         if archive is not None:
@@ -234,7 +236,21 @@ class Checks(Part):
             write_outputs(archive, report, outputs, reached)
         return report
 
+    def _measure_claims(
+        self, hosts: Sequence[Host], job: JobSpec | None, device_type: str, progress: Callable[[str], None]
+    ) -> tuple[Claim, ...]:
+        from ascendrun.query.deep_check import Bench, DeepOptions, make_base
+        from ascendrun.query.verify import measure_claims
+
+        tiny = DeepOptions(burn_s=3.0, sizes=(1 << 20,), repeats=5, budget_s=1.0)
+        by_name, base = {host.name: host for host in hosts}, make_base(job, device_type=device_type)
+        bench = Bench(self._store_jobs(), base, by_name, tiny, self._head.state_dir, progress)
+        survey = partial(self.survey, hosts, device_type=device_type, names=DEVICE_PROBES, is_full=False)
+        return measure_claims(bench, hosts, lambda: survey().facts, progress)
+
     def _store_jobs(self) -> StoreJobs:
+        from ascendrun.query.deep_check import StoreJobs
+
         ensure = self._cluster.controller.ensure
         return StoreJobs(self._head.state_dir, lambda request: self._head.request(request, repeat=True), ensure)
 

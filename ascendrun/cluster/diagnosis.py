@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 from ascendrun.query.explain import Explanation, JobStacks
 
 COLLECT_S = 180.0
-STACKS_S = 40.0
 """Seconds, more than the sum of all deadlines of a collection of artifacts."""
+STACKS_S = 40.0
 
 
 class Diagnosis(Part):

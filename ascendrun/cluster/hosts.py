@@ -1,14 +1,15 @@
-"""HostSelection: commands on them, their state, doctor, the environment of ranks, SSH host keys."""
+"""Hosts: commands on them, their state, drains, leases, SSH host keys."""
 
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 from ascendrun.cluster.api import Part
-from ascendrun.core.errors import InvalidInputError, Problem
+from ascendrun.core.errors import AscendrunError, ConflictError, InvalidInputError, Problem, UnreachableError
 from ascendrun.core.hosts import load_hosts, parse_hostfile, select_hosts
 from ascendrun.core.names import expand_names, split_list
 from ascendrun.head.state.user_files import read_hostfile
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
     from ascendrun.backends.ssh import HostKeyScan
     from ascendrun.core.hosts import Host
-    from ascendrun.core.machines import Machine
+    from ascendrun.core.machines import Machine, MachineRecord, QueueDrain
+    from ascendrun.head.protocol.control_messages import ChangeMachines
+    from ascendrun.head.state.store import Store
     from ascendrun.query.host_views import DeviceUse, ExecResult, HostStatus, MachineView
     from ascendrun.query.views import JobView
 
@@ -27,6 +30,8 @@ HostSelection = Union["Sequence[Host]", str, None]
 """None: the hosts of the setting `hostfile`. A string names some of them: npu[01-04] or @group."""
 LEASE_PROBES = ("leases", "npu-smi", "gpu-processes")
 RELEASE_S = 60.0
+IDENTIFY_S = 10.0
+"""Seconds in which a host that is drained for all users is identified, so that its other addresses count too."""
 WAITING = ("QUEUED", "BACKOFF")
 """States in which a job uses no host."""
 
@@ -102,7 +107,7 @@ class Hosts(Part):
         holders, keepers = users_of(self._cluster.jobs.list())
         machines = self.held()
         with self._head.store() as store:
-            records = store.machines.all()
+            records = self._records(store)
         chosen = {host.name: host for host in self.select(hosts)}
         for reply, _ in self._head.stream(Nodes(tuple(chosen.values()), with_usage), timeout_s=timeout_s):
             status = make_host_status(reply, holders, chosen[reply.host], machines, records)
@@ -113,7 +118,7 @@ class Hosts(Part):
         from ascendrun.query.host_views import make_machine_views
 
         with self._head.store() as store:
-            return make_machine_views(store.machines.all(), store.machines.held(), store.jobs.all(), now_s=time.time())
+            return make_machine_views(self._records(store), store.machines.held(), store.jobs.all(), now_s=time.time())
 
     def drain(
         self,
@@ -124,7 +129,8 @@ class Hosts(Part):
         now: bool = False,
         at_s: float | None = None,
     ) -> tuple[Host, ...]:
-        """Close hosts to new jobs, until `until_s` (UTC) or `undrain`; return them. Running jobs continue.
+        """Close hosts to new jobs, until `until_s` (UTC) or `undrain`; return them. Running jobs continue. If this user
+        is an administrator of a shared queue: to jobs of all its users.
 
         `at_s`: when (UTC); until then only jobs start there that end before by their limit. `now`: jobs that may
         restart are stopped after a checkpoint and placed elsewhere. Raises NotFoundError.
@@ -132,13 +138,16 @@ class Hosts(Part):
         return self._change_machines("drain", hosts, reason=reason, until_s=until_s, now=now, at_s=at_s)
 
     def undrain(self, hosts: HostSelection) -> tuple[Host, ...]:
-        """Open hosts to new jobs again, also from quarantine, without a check; return them. Raises NotFoundError."""
+        """Open hosts to new jobs again, also from quarantine, without a check; return them. Raises NotFoundError,
+        and ConflictError for hosts that an administrator of a shared queue has drained, if this user is none."""
         return self._change_machines("undrain", hosts)
 
     def lost(self, hosts: HostSelection, *, reason: str = "", force: bool = False) -> tuple[Host, ...]:
-        """State that hosts are gone with all their processes; return them. They are drained until `undrain`.
+        """State that hosts are gone with all their processes; return them. They are drained until `undrain`. Only jobs
+        of this user end or restart by that.
 
-        Raises NotFoundError, and ConflictError if one of them answers now; with `force` they are not asked.
+        Raises NotFoundError, and ConflictError if one of them answers now; with `force` they are not asked. Without the
+        server of a shared queue, they are drained for this user only.
         """
         return self._change_machines("lost", hosts, reason=reason, force=force)
 
@@ -192,8 +201,70 @@ class Hosts(Part):
 
         chosen = self.known(hosts) if isinstance(hosts, str) else self.select(hosts)
         request = ChangeMachines(chosen, change, self._head.user, **values)
-        self._head.request(request, timeout_s=RELEASE_S, repeat=True)
+        is_admin = False
+        with suppress(UnreachableError) if change == "lost" else nullcontext():  # own jobs there end all the same
+            is_admin = change != "deep" and self._cluster.queue.is_admin()
+        if change == "undrain" and not is_admin:
+            self._require_own_drain(chosen)
+        if change != "drain" or not is_admin:  # else one fact, which the queue has
+            self._head.request(request, timeout_s=RELEASE_S, repeat=True)
+        if is_admin:
+            self._drain_for_all(request)
         return chosen
+
+    def _identify(self, hosts: Sequence[Host]) -> Iterator[MachineRecord]:
+        """Yield the machines of hosts that respond in time."""
+        from ascendrun.core.machines import MachineRecord, machine_id
+        from ascendrun.head.protocol.control_messages import Nodes
+
+        chosen = {host.name: host for host in hosts}
+        with suppress(AscendrunError):  # the others are known by their addresses
+            for reply, _ in self._head.stream(Nodes(tuple(hosts), False), timeout_s=IDENTIFY_S) if hosts else ():
+                key = machine_id(chosen[reply.host], reply.report.machine_key if reply.report else None)
+                if key is not None:
+                    yield MachineRecord(key, (chosen[reply.host],))
+
+    def _records(self, store: Store) -> tuple[MachineRecord, ...]:
+        """Return the known machines, with the drains of a shared queue that responds."""
+        from ascendrun.core.machines import with_drains
+
+        drains: Sequence[QueueDrain] = ()
+        if self._head.settings.queue is not None:
+            with suppress(AscendrunError):
+                drains = self._cluster.queue.drain(())
+        return with_drains(store.machines.all(), drains, time.time())
+
+    def _require_own_drain(self, hosts: Sequence[Host]) -> None:
+        from ascendrun.core.machines import address_of
+
+        if self._head.settings.queue is None:
+            return
+        addresses, now_s = set(map(address_of, hosts)), time.time()
+        with self._head.store() as store:
+            drained = [one for one in self._records(store) if one.addresses & addresses and one.queue_drain is not None]
+        for one in drained:
+            if one.queue_drain is not None and not one.queue_drain.is_open(now_s):
+                raise ConflictError.of(
+                    "queue.drained-for-all",
+                    "{host} is drained for all users of the shared queue by {admin}",
+                    "ask {admin} to run: ascendrun undrain {host}",
+                    host=one.hosts[0].name,
+                    admin=one.queue_drain.by,
+                )
+
+    def _drain_for_all(self, request: ChangeMachines) -> None:
+        from ascendrun.core.machines import Closure, MachineState, QueueDrain, address_of
+
+        until_s = 0.0 if request.change == "undrain" else request.until_s
+        reason = request.reason or (Text("machine.lost", "reported as lost") if request.change == "lost" else "")
+        closure = Closure(
+            MachineState.DRAINED, reason, request.by, 0.0, until_s, starts_at_s=request.at_s, moves=request.now
+        )
+        with self._head.store() as store:
+            records = store.machines.all()
+        known = {address for record in records if record.is_identified for address in record.addresses}
+        records += tuple(self._identify([host for host in request.hosts if address_of(host) not in known]))
+        self._cluster.queue.drain([QueueDrain.of(host, records, closure) for host in request.hosts])
 
 
 def users_of(jobs: Iterable[JobView]) -> tuple[dict[str, str], dict[str, str]]:

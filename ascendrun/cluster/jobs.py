@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -106,7 +105,7 @@ class Jobs(Part):
             names = {stage.job.stage for stage in stages if stage.job.stage}
             return self.submit(stages[-1].file or "", resume=stages[-1].job.pipeline, only_stages=sorted(names)).view
         job = self.detail(ref).job
-        self._head.request(Retry(job.id, job.attempt), repeat=True)
+        self._head.request(Retry(job.id, job.attempt, self._head.sender), repeat=True)
         return self.detail(job.id).job
 
     def hold(self, ref: str) -> JobView:
@@ -114,7 +113,7 @@ class Jobs(Part):
         return self._set_hold(ref, self._head.user)
 
     def unhold(self, ref: str) -> JobView:
-        """Let a job be placed again."""
+        """Let a job be placed again. Raises ConflictError for the hold of an administrator of a shared queue."""
         return self._set_hold(ref, None)
 
     def list(self, *, everything: bool = False, folded: bool = False, ended: int = 0) -> tuple[JobView, ...]:
@@ -193,7 +192,7 @@ class Jobs(Part):
         `ref` may also be the id or the tag of a found attempt; its view stays in the state FOUND until it has ended.
         Raises NotFoundError; ConflictError if it has ended.
         """
-        by = f"{self._head.user}@{os.uname().nodename}"
+        by = self._head.sender
         found = [view for view in self.found_attempts() if ref in (view.id, view.name)]
         if found and ref not in self.names():
             self._head.request(Stop(ref, now, by), repeat=True)
@@ -287,7 +286,7 @@ class Jobs(Part):
     def _set_hold(self, ref: str, by: str | None) -> JobView:
         stages = [stored.job.id for stored in self.stages(ref) if stored.job.state.value in WAITING]
         for job_id in stages or [self.detail(ref).job.id]:
-            self._head.request(HoldJob(job_id, by), repeat=True)
+            self._head.request(HoldJob(job_id, by, self._head.user), repeat=True)
         return self.detail(ref).job
 
     def _newest_first(self, everything: bool, ended: int) -> Sequence[StoredJob]:

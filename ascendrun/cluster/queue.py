@@ -1,7 +1,10 @@
-"""The queue that the users of this machine share: its jobs, their stop by an administrator, jobs that others show."""
+"""The queue that the users of this machine share: its jobs, and commands for jobs of other users."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Callable
 
 from ascendrun.cluster.api import Part
@@ -9,15 +12,16 @@ from ascendrun.core.errors import ConflictError
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from ascendrun.core.machines import QueueDrain
     from ascendrun.head.queue.client import QueueClient
     from ascendrun.head.queue.messages import QueueRow
 
 
+CALL_S = 15.0
+
+
 class Queue(Part):
-    """`jobs` and `stop` raise ConflictError if the settings name no shared queue, UnreachableError if it does not
-    respond."""
+    """`jobs` raises ConflictError if the settings name no shared queue, UnreachableError if it does not respond."""
 
     def jobs(self) -> tuple[QueueRow, ...]:
         """Return the jobs of all users, the oldest first."""
@@ -26,31 +30,54 @@ class Queue(Part):
         with self._client() as client:
             return client.call(ListQueue()).rows
 
-    def stop(self, user: str, job: str, *, now: bool = False) -> None:
-        """Stop the job of a user as an administrator; return when the user's controller has the request. Raises
-        ConflictError if this user is none, NotFoundError."""
-        from ascendrun.head.queue.messages import StopOther
+    def is_admin(self) -> bool:
+        """Return whether this user is an administrator of the queue; False also if the settings name none."""
+        import os
+
+        from ascendrun.head.queue.messages import QueryAdmin
+
+        if self._head.settings.queue is None:
+            return False
+        with self._client() as client:
+            return client.call(QueryAdmin(os.getuid()), timeout_s=CALL_S).is_admin
+
+    def drain(self, drains: Sequence[QueueDrain]) -> tuple[QueueDrain, ...]:
+        """Drain hosts for all users, or open them; return all drains. Without any, every user may query them; else
+        ConflictError also for users who are not administrators."""
+        from ascendrun.head.queue.messages import DrainHosts
 
         with self._client() as client:
-            client.call(StopOther(user, job, now))
+            return client.call(DrainHosts(tuple(drains)), timeout_s=CALL_S).drains
 
-    def print_visible(
-        self, user: str, job: str, command: str, options: Mapping[str, Any], write: Callable[[str, bool], object]
+    def run(
+        self,
+        user: str,
+        command: str,
+        jobs: Sequence[str],
+        write: Callable[[str, bool], object],
+        *,
+        options: Mapping[str, Any] = MappingProxyType({}),
+        words: Sequence[str] = (),
+        into: str | Path = "",
     ) -> int:
-        """Let the controller of a user print a job with `visible: group`, as `command` does: show, explain or logs.
+        """Let the controller of a user run a command for jobs of the user: for an administrator of the queue. All users
+        of the queue may `show`, `explain` and `logs` a job with `visible: group`.
 
-        `options`: values by flag, True: a flag without a value. `write(text, is_error)` gets what is printed, which may
-        contain control characters. Return the exit code. Raises NotFoundError: also for a job that is not visible;
-        ConflictError: also for options that are not for others; UnreachableError."""
+        `options`: values by flag, True: a flag without a value; `words`: arguments after the jobs; `into`: a directory
+        for the files of `fetch`. `write(text, is_error)` gets what is printed, which may contain control characters.
+        Return the exit code. Raises NotFoundError: also for a job that is not visible; ConflictError for what this user
+        may not do, if the files cannot be written, and for a change if two controllers of the user have such a job;
+        UnreachableError."""
         from codecs import getincrementaldecoder
 
-        from ascendrun.head.queue.messages import PrintVisible
-        from ascendrun.head.queue.visible import print_visible
+        from ascendrun.head.queue.messages import RunForOther
+        from ascendrun.head.queue.others import run_at
         from ascendrun.text import language
 
         decoders = [getincrementaldecoder("utf-8")("replace") for _ in range(2)]
-        request = PrintVisible(job, command, options, language())
-        return print_visible(user, request, lambda data, is_error: write(decoders[is_error].decode(data), is_error))
+        folder = str(Path(into).absolute()) if into else ""
+        request = RunForOther(command, tuple(jobs), options, tuple(words), folder, language())
+        return run_at(user, request, lambda data, is_error: write(decoders[is_error].decode(data), is_error))
 
     def _client(self) -> QueueClient:
         folder = self._head.settings.queue

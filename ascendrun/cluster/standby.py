@@ -9,19 +9,21 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 from ascendrun.backends import Backends, SshOptions
 from ascendrun.backends.controller import find_askpass
 from ascendrun.cluster.forward import Errand, open_ssh
 from ascendrun.core.errors import AscendrunError, ConflictError, PreflightError, UnreachableError
 from ascendrun.core.settings import Settings
-from ascendrun.core.standby_settings import Standby, read_standby
+from ascendrun.core.standby_settings import Standby, not_set, read_standby
 from ascendrun.head.agents.lease import Voters, Votes
 from ascendrun.head.loop import guard as guarding
 from ascendrun.head.loop.daemon import is_running, running_pid
@@ -44,7 +46,11 @@ LOST_S = 6.0
 AGAIN_S = 2.0
 ROLE_S = 60.0
 """Seconds in which a busy machine replies what it is. One that is gone is noticed by ssh."""
-CONNECT_S = 3
+CONNECT_S, PATIENT_S = 3, 10
+"""Seconds in which a machine that is not lost usually connects, and in which one under load does."""
+RECENT_S = 60.0
+"""Seconds after the last message of a head in which a lost one is not awaited longer than CONNECT_S."""
+POLL_S = 0.5
 WHY: Mapping[str, Text] = {
     "superseded": Text("standby.why-superseded", "another machine has a newer term"),
     "held": Text("standby.why-held", "the lease of the head is alive"),
@@ -61,6 +67,11 @@ class Role(NamedTuple):
 
     name: str
     term: int = 0
+
+    @property
+    def rank(self) -> tuple[int, bool]:
+        """Without a head, the machine with the greatest has the jobs: the newest term, then a running controller."""
+        return self.term, self.name == "controller"
 
 
 def role_of(state_dir: Path) -> Role:
@@ -88,38 +99,44 @@ def why_superseded(state_dir: Path) -> Text | None:
     return None if host is None else continues_elsewhere(host)
 
 
-def find_head(hosts: Sequence[str], own: Role | None = None) -> str | None:
-    """Return the machine that is the head, of `user@host` each; all are asked in parallel. None: this one, of the role
-    `own`, if it may be it.
+def find_head(hosts: Sequence[str], own: Callable[[], Role] | None = None) -> str | None:
+    """Return the machine that is the head, of `user@host` each; all are asked in parallel. None: this one, whose role
+    is `own`, if it may be it.
 
     Raises UnreachableError: none of them can be it.
     """
-    ranked: list[tuple[tuple[int, bool], int, Role, str]]
-    ranked = [] if own is None or own.name in ("standby", "superseded") else [(_rank(own), -len(hosts), own, "")]
-    pool, processes = ThreadPoolExecutor(len(hosts)), list[subprocess.Popen[bytes]]()
+    pool, processes, is_found = ThreadPoolExecutor(len(hosts)), list[subprocess.Popen[bytes]](), threading.Event()
+    waiting = {pool.submit(_ask_role, host, processes, is_found) for host in hosts}
+    roles, until_mono = dict[str, Role](), time.monotonic() + CONNECT_S
+    candidates: list[str] = []
     try:
-        for done in as_completed([pool.submit(_ask_role, host, processes) for host in hosts]):
-            host, role = done.result()
-            if role.name == "head":
-                return host
-            if role.name in ("controller", "store"):
-                ranked.append((_rank(role), -hosts.index(host), role, host))
+        while waiting and not (candidates and time.monotonic() > until_mono):
+            roles[""] = Role("standby") if own is None else own()
+            done, waiting = wait(waiting, POLL_S, FIRST_COMPLETED)
+            roles.update(one.result() for one in done)
+            for host, role in roles.items():
+                if role.name == "head":
+                    return host or None
+            candidates = [host for host in (*hosts, "") if _may_be(roles, host)]
     finally:
+        is_found.set()
         for process in processes:  # a thread that waits for its reply would delay the end of this process
             process.kill()
         pool.shutdown(wait=False)
-    if not ranked:
+    if not candidates:
         raise UnreachableError.of(
             "standby.no-head",
             "none of {hosts} has the jobs or responds",
             "run `ascendrun controller standby --take-over` on a machine with a copy",
             hosts=list(hosts),
         )
-    return max(ranked)[-1] or None
+    return max(candidates, key=lambda host: roles[host].rank) or None  # the first of equal ones
 
 
-def _rank(role: Role) -> tuple[int, bool]:
-    return role.term, role.name == "controller"
+def _may_be(roles: Mapping[str, Role], host: str) -> bool:
+    """Return whether a machine has a list of jobs; of this one, "", only a copy and an old list count as none."""
+    name = roles[host].name if host in roles else "none"
+    return name in ("controller", "store") or (not host and name == "none")
 
 
 def find_other_head(settings: Settings) -> str | None:
@@ -128,7 +145,7 @@ def find_other_head(settings: Settings) -> str | None:
     Raises UnreachableError: this machine has a copy or was superseded, and the other one does not respond.
     """
     standby = read_standby(settings, read_hostfile)
-    return None if standby is None else find_head(others(standby), role_of(settings.state_dir))
+    return None if standby is None else find_head(others(standby), partial(role_of, settings.state_dir))
 
 
 def others(standby: Standby) -> list[str]:
@@ -136,10 +153,12 @@ def others(standby: Standby) -> list[str]:
     return [head for head in standby.heads if not is_this_machine(head)]
 
 
-def _ask_role(host: str, processes: list[subprocess.Popen[bytes]]) -> tuple[str, Role]:
-    options = ("-T", "-o", f"ConnectTimeout={CONNECT_S}")
+def _ask_role(host: str, processes: list[subprocess.Popen[bytes]], is_found: threading.Event) -> tuple[str, Role]:
+    options = ("-T", "-o", f"ConnectTimeout={PATIENT_S}")
     with open_ssh(Errand(host, has_home=False), "ascendrun controller role", options) as process:
         processes.append(process)
+        if is_found.is_set():
+            process.kill()
         try:
             text = process.communicate(timeout=ROLE_S)[0].decode(errors="replace")
         except subprocess.TimeoutExpired:
@@ -164,6 +183,7 @@ class Follower:
         self._lock: int | None = None
         self._voters: Voters | None = None
         self._last: Text | None = None
+        self._heard_mono = float("-inf")
 
     def run(self) -> None:
         """Follow the head until this process becomes it. Ended by a signal, it is not started again before the machine
@@ -251,7 +271,8 @@ class Follower:
     def _follow(self, host: str) -> None:
         """Copy what the head sends until it is lost. Raises UnreachableError, OSError: the copy cannot be written."""
         ours, theirs = socket.socketpair()
-        options = ("-T", "-o", f"ConnectTimeout={CONNECT_S}", "-o", "BatchMode=yes")
+        limit_s = CONNECT_S if time.monotonic() - self._heard_mono < RECENT_S else PATIENT_S
+        options = ("-T", "-o", f"ConnectTimeout={limit_s}", "-o", "BatchMode=yes")
         errand = Errand(host, has_home=False)
         process = open_ssh(errand, "exec ascendrun controller relay", options, theirs.fileno(), theirs.fileno())
         theirs.close()
@@ -263,6 +284,7 @@ class Follower:
                 request = Follow(os.uname().nodename, list_groups(self._root), tuple(list_trees(self._root)))
                 for change, body in client.stream(request, timeout_s=LOST_S):
                     self._take_lock()
+                    self._heard_mono = time.monotonic()
                     if (kept.get("host"), kept.get("stopped")) != (host, change.is_stopped):
                         kept.update(host=host, stopped=change.is_stopped)
                         write_json(str(self._root / STATE_FILE), kept)
@@ -304,11 +326,7 @@ def serve(settings: Settings, action: str, *, take_over: bool) -> int:
     else:
         standby = read_standby(settings, read_hostfile)
         if standby is None:
-            raise PreflightError.of(
-                "standby.not-set",
-                "the settings have no standby",
-                "write the block `standby` into the settings of both machines: docs/standby.md",
-            )
+            raise not_set(PreflightError)
         follower = Follower(settings, standby)
         if not take_over:
             follower.run()

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal, Optional, Tuple
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from ascendrun.core.reader.strict import MOUNT_PATTERN, Name, Strict
+from ascendrun.core.reader.strict import MOUNT_PATTERN, Name, Texts
 
 
-class Site(Strict):
-    """An engine, and what its site adds to a job; values of the job win. Its values are texts, as those of settings."""
+class Site(Texts):
+    """An engine, and what its site adds to a job; values of the job win."""
 
-    model_config = ConfigDict(strict=False)
     runs_images: ClassVar[bool] = False
     """Its hosts are containers: those of a job run its image, and start none."""
 

@@ -5,7 +5,7 @@ What holds a machine follows from the records of jobs, and from attempts that no
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from enum import Enum
 from typing import Any
@@ -46,7 +46,8 @@ QUARANTINE_S = 86_400.0
 class Closure:
     """Why no job is placed on a machine, until `until_s` (UTC; None: without limit). `state`: DRAINED or QUARANTINED.
     `reason`: what the user gave, or why it was put into quarantine. `by`: the user, "": the controller. `is_lost`: the
-    user has given up the machine with its disks. `starts_at_s`: when it begins, None: at once."""
+    user has given up the machine with its disks. `starts_at_s`: when it begins, None: at once. `moves`: jobs there that
+    may restart are stopped, and continue elsewhere."""
 
     state: MachineState
     reason: Text | str
@@ -55,6 +56,7 @@ class Closure:
     until_s: float | None = None
     is_lost: bool = False
     starts_at_s: float | None = None
+    moves: bool = False
 
     def is_planned(self, now_s: float) -> bool:
         return self.starts_at_s is not None and now_s < self.starts_at_s
@@ -62,6 +64,10 @@ class Closure:
     def is_open(self, now_s: float) -> bool:
         """Return whether its time is over."""
         return self.until_s is not None and now_s >= self.until_s
+
+    def bars(self, now_s: float, end_s: float) -> bool:
+        """Return whether it is in the way of a job that starts now and ends at `end_s`."""
+        return not self.is_open(now_s) and (not self.is_planned(now_s) or (self.starts_at_s or 0.0) < end_s)
 
     def message(self, now_s: float = NEVER) -> Text:
         """Return it as text; `now_s`: as it is then, by default after its start."""
@@ -118,8 +124,9 @@ class Hold:
 class MachineRecord:
     """What is stored of a machine. `key`: see `machine_id`. `hosts`: how it was reached, one for each address.
     `boot_id`, `incarnation`: as last reported, at `heard_at_s`. `found`: by tag of each attempt that no record
-    explains, when it was first seen. `drain`, `quarantine`: what closes it, None: nothing. `strikes`: when failures
-    blamed it alone, UTC seconds. `quarantines`: how often it was in quarantine since a user or an examination ended
+    explains, when it was first seen. `drain`, `quarantine`: what closes it, None: nothing. `queue_drain`: the newest
+    one of an administrator of the shared queue, also if it has ended. `strikes`: when failures blamed it alone, UTC
+    seconds. `quarantines`: how often it was in quarantine since a user or an examination ended
     one. `examined_at_s`: newest light examination in the background, None: none; `finding`: what it found, None: it
     is ready. `idle_memory`: by device, the least MB of its memory in use before a start by no listed process.
     `taken_since_s`: since when a device has much more in use, None: it has not."""
@@ -131,6 +138,7 @@ class MachineRecord:
     heard_at_s: float = 0.0
     found: Mapping[str, float] = field(default_factory=dict)
     drain: Closure | None = None
+    queue_drain: Closure | None = None
     quarantine: Closure | None = None
     strikes: tuple[float, ...] = ()
     quarantines: int = 0
@@ -141,12 +149,20 @@ class MachineRecord:
 
     def closures(self, now_s: float) -> tuple[Closure, ...]:
         """Return what closes the machine now, the worst first."""
-        found = (one for one in (self.quarantine, self.drain) if one is not None and not one.is_open(now_s))
+        known = self.quarantine, self.queue_drain, self.drain
+        found = (one for one in known if one is not None and not one.is_open(now_s))
         return tuple(one for one in found if not one.is_planned(now_s))
 
     def planned(self, now_s: float) -> Closure | None:
-        """Return the drain that begins later, None: there is none."""
-        return self.drain if self.drain is not None and self.drain.is_planned(now_s) else None
+        """Return the drain that begins later, the first of them, None: there is none."""
+        found = [one for one in (self.queue_drain, self.drain) if one is not None and one.is_planned(now_s)]
+        found = [one for one in found if not one.is_open(now_s)]
+        return min(found, key=lambda one: one.starts_at_s or 0.0, default=None)
+
+    def opened_for(self, users: Collection[str | None]) -> MachineRecord:
+        """Return the record as examinations of these users see it: what another one drained for all is closed."""
+        of_queue = None if self.queue_drain is None or self.queue_drain.by in users else self.queue_drain
+        return replace(self, drain=None, queue_drain=of_queue, quarantine=None)
 
     def quarantined(self, reason: Text, now_s: float) -> MachineRecord:
         """Return the record in quarantine, longer each time."""
@@ -177,9 +193,71 @@ def absorb(record: MachineRecord, others: Iterable[MachineRecord]) -> MachineRec
     for one in others if record.is_identified else ():
         if not one.is_identified and one.addresses & record.addresses:
             drain, quarantine = record.drain or one.drain, record.quarantine or one.quarantine
-            strikes = tuple(sorted({*record.strikes, *one.strikes}))
-            record = replace(record, drain=drain, quarantine=quarantine, strikes=strikes)
+            strikes, of_queue = tuple(sorted({*record.strikes, *one.strikes})), record.queue_drain or one.queue_drain
+            record = replace(record, drain=drain, queue_drain=of_queue, quarantine=quarantine, strikes=strikes)
     return record
+
+
+@dataclass(frozen=True)
+class QueueDrain:
+    """What an administrator of a shared queue has decided last about a machine: a drain, which has ended at once if it
+    was `undrain`. `key`: see `machine_id`, None: not known; `hosts`: its addresses, without logins."""
+
+    key: str | None
+    hosts: tuple[Host, ...]
+    closure: Closure
+
+    @property
+    def places(self) -> frozenset[str]:
+        """Return its key and addresses."""
+        return frozenset((*([] if self.key is None else [self.key]), *map(address_of, self.hosts)))
+
+    @classmethod
+    def of(cls, host: Host, records: Iterable[MachineRecord], closure: Closure) -> QueueDrain:
+        """Make the drain of a host with what is known of its machine."""
+        at = [record for record in records if address_of(host) in record.addresses]
+        key = next((record.key for record in at if record.is_identified), None)
+        hosts = {address_of(one): one for one in (host, *(one for record in at for one in record.hosts))}
+        return cls(key, tuple(Host(one.name, addr=one.addr, port=one.port) for one in hosts.values()), closure)
+
+
+def queue_drains(records: Iterable[MachineRecord]) -> list[QueueDrain]:
+    """Return the drains of administrators that records have."""
+    return [
+        QueueDrain.of(one.hosts[-1], (one,), one.queue_drain)
+        for one in records
+        if one.queue_drain is not None and one.hosts
+    ]
+
+
+def merge_drains(known: Sequence[QueueDrain], new: Sequence[QueueDrain]) -> tuple[QueueDrain, ...]:
+    """Return drains of a queue with newer ones, which have all places of those that they replace."""
+    for one in new:
+        old = [each for each in known if each.places & one.places]
+        hosts = {address_of(host): host for each in (*old, one) for host in each.hosts}
+        key = one.key or next((each.key for each in old if each.key), None)
+        known = (*(each for each in known if each not in old), replace(one, key=key, hosts=tuple(hosts.values())))
+    return tuple(known)
+
+
+def with_drains(
+    records: Iterable[MachineRecord], drains: Iterable[QueueDrain], now_s: float
+) -> tuple[MachineRecord, ...]:
+    """Return records of machines with the newest drains of their queue; drained machines that have none get one."""
+    found: list[MachineRecord] = []
+    newest = {place: one for one in sorted(drains, key=lambda one: one.closure.since_s) for place in one.places}
+    unknown = {id(one): one for one in newest.values()}
+    for record in records:
+        at = [newest[place] for place in (record.key, *record.addresses) if place in newest]
+        for one in sorted(at, key=lambda one: one.closure.since_s):
+            unknown.pop(id(one), None)
+            if record.queue_drain is None or record.queue_drain.since_s < one.closure.since_s:
+                record = replace(record, queue_drain=one.closure)
+        found.append(record)
+    for one in (one for one in unknown.values() if not one.closure.is_open(now_s)):
+        key = one.key or ADDRESS_KEY + address_of(one.hosts[0])
+        found.append(MachineRecord(key, one.hosts, queue_drain=one.closure))
+    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -98,9 +98,9 @@ def as_row(line: MetricsLine) -> dict[str, Any]:
     return {**line.own, **{_NAMES.get(name, (name,))[0]: value for name, value in row.items()}, **line.evals}
 
 
-def parse_object(line: bytes) -> dict[str, Any] | None:
-    """Return the JSON object of a line; None: incomplete, too long, or not an object."""
-    if len(line) > LINE_LIMIT_BYTES:
+def parse_object(line: bytes, *, most_bytes: int | None = LINE_LIMIT_BYTES) -> dict[str, Any] | None:
+    """Return the JSON object of a line; None: incomplete, too long, or not an object. `most_bytes` None: any length."""
+    if most_bytes is not None and len(line) > most_bytes:
         return None
     try:
         values = json.loads(line.decode("utf-8", "replace"))

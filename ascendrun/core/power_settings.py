@@ -6,13 +6,13 @@ import re
 from dataclasses import replace
 from typing import Annotated, Literal, Optional, Tuple
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.errors import InvalidInputError, Problem
+from ascendrun.core.errors import Problem
 from ascendrun.core.hosts import Host
 from ascendrun.core.reader.model_reader import read_model
-from ascendrun.core.reader.strict import Strict
+from ascendrun.core.reader.strict import Strict, Texts
 from ascendrun.core.reader.yaml_source import place_of, texts
 from ascendrun.core.settings import POWER_BLOCK, Settings, SettingsBlocks
 from ascendrun.text import Text
@@ -35,10 +35,9 @@ class PowerAgent:
         return [PLACE.sub(lambda found: values[found[1]], option) for option in (*self.command, f"--action={action}")]
 
 
-class Power(Strict):
-    """The command that switches hosts off; its values are texts, as those of all settings."""
+class Power(Texts):
+    """The command that switches hosts off."""
 
-    model_config = ConfigDict(strict=False)
     command: Tuple[str, ...] = Field(min_length=1, repr=False, examples=[["fence_redfish", "--ip={bmc}"]])
     timeout_s: Annotated[float, Field(ge=1, le=600)] = 60.0
 
@@ -50,11 +49,7 @@ class Blocks(Strict):
 def read_power(settings: Settings) -> PowerAgent | None:
     """Return the agent of the strongest file that has one; None: no host is switched off. Raises InvalidInputError with
     every problem of every file."""
-    problems: list[Problem] = []
-    found = [parse_power(blocks, problems) for blocks in settings.blocks]
-    if problems:
-        raise InvalidInputError(problems)
-    return next(filter(None, reversed(found)), None)
+    return settings.strongest(parse_power)
 
 
 def parse_power(blocks: SettingsBlocks, problems: list[Problem]) -> PowerAgent | None:

@@ -264,6 +264,21 @@ Sample = Union[DeviceSample, HostSample, RankSample]
 
 
 @dataclass(frozen=True)
+class Source:
+    """The samples of one attempt on one host. `every_s`: interval of the samples."""
+
+    tag: str
+    host: str
+    job: str
+    attempt: int
+    every_s: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.tag}/{self.host}"
+
+
+@dataclass(frozen=True)
 class RawText:
     """Output of a tool on a host that cannot be parsed. `why`: the parser's error, or how the tool ended."""
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.retention import UNITS, Retention
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 STATE_VARIABLE = "ASCENDRUN_STATE_DIR"
 FORWARDED_VARIABLE = "ASCENDRUN_FORWARDED"
 """In the environment of a command that another machine sent: by a "head" setting, or to the "store"."""
+REQUESTER_VARIABLE = "ASCENDRUN_REQUESTED_BY"
+"""In the environment of a command that runs for another user: who typed it."""
 SYSTEM_FILE = Path("/etc/ascendrun/config.yaml")
 LOGIN_FILE = "login.env"
 """Lines NAME=value in `local_root`: variables of a login on that host that are missing in this environment."""
@@ -57,6 +59,9 @@ class SettingsBlocks:
     source: Source
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
 class Settings:
     """`state_dir`: all data of the head node (0700, on a local disk). `hostfile`: for commands without a hostfile,
@@ -86,6 +91,17 @@ class Settings:
     retention: Retention = field(default_factory=Retention)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     blocks: tuple[SettingsBlocks, ...] = field(default=(), compare=False)
+
+    def strongest(self, parse: Callable[[SettingsBlocks, list[Problem]], T | None]) -> T | None:
+        """Return what `parse` reads of the strongest file that has it; None: no file has. Raises InvalidInputError with
+        the problems that `parse` adds for each file."""
+        problems: list[Problem] = []
+        found = [parse(blocks, problems) for blocks in self.blocks]
+        if problems:
+            from ascendrun.core.errors import InvalidInputError
+
+            raise InvalidInputError(problems)
+        return next(filter(None, reversed(found)), None)
 
 
 class InvalidSettingError(TextError):

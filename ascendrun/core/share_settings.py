@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Optional
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
-from ascendrun.core.errors import InvalidInputError, Problem
+from ascendrun.core.errors import Problem
 from ascendrun.core.jobs.fair_share import Quota, SharePolicy
 from ascendrun.core.reader.model_reader import read_model
-from ascendrun.core.reader.strict import Strict
+from ascendrun.core.reader.strict import Strict, Texts
 from ascendrun.core.reader.yaml_source import texts
 from ascendrun.core.settings import SHARE_BLOCK, Settings, SettingsBlocks
 
@@ -19,16 +19,14 @@ AccountName = Annotated[str, StringConstraints(pattern=r"^(project:.+|[^:]+)$")]
 """A user, or `project:` with the `labels.project` of jobs."""
 
 
-class QuotaModel(Strict):
-    model_config = ConfigDict(strict=False)
+class QuotaModel(Texts):
     devices: Optional[int] = Field(None, ge=0, examples=[64])
     device_hours: Optional[float] = Field(None, ge=0, allow_inf_nan=False, examples=[500])
 
 
-class ShareModel(Strict):
-    """Shares and quotas; its values are texts, as those of all settings."""
+class ShareModel(Texts):
+    """Shares and quotas."""
 
-    model_config = ConfigDict(strict=False)
     half_life_days: float = Field(7.0, gt=0, le=3650)
     shares: Mapping[AccountName, Annotated[float, Field(gt=0, le=1e6)]] = Field({}, examples=[{"alice": 2}])
     quotas: Mapping[AccountName, QuotaModel] = Field({}, examples=[{"alice": {"devices": 64}}])
@@ -41,11 +39,7 @@ class Blocks(Strict):
 def read_share(settings: Settings) -> SharePolicy | None:
     """Return the policy of the strongest file that has one; None: priorities and age alone decide. Raises
     InvalidInputError with every problem of every file."""
-    problems: list[Problem] = []
-    found = [parse_share(blocks, problems) for blocks in settings.blocks]
-    if problems:
-        raise InvalidInputError(problems)
-    return next(filter(None, reversed(found)), None)
+    return settings.strongest(parse_share)
 
 
 def parse_share(blocks: SettingsBlocks, problems: list[Problem]) -> SharePolicy | None:

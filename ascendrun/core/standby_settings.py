@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Optional, Tuple
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.errors import ConflictError, InvalidInputError, Problem
+from ascendrun.core.errors import ConflictError, E, InvalidInputError, Problem
 from ascendrun.core.hosts import Host
 from ascendrun.core.reader.model_reader import read_model
-from ascendrun.core.reader.strict import Strict
+from ascendrun.core.reader.strict import Strict, Texts
 from ascendrun.core.reader.yaml_source import place_of, texts
 from ascendrun.core.settings import STANDBY_BLOCK, Settings, SettingsBlocks
 from ascendrun.text import Text
@@ -52,10 +52,9 @@ class Standby:
             )
 
 
-class StandbyModel(Strict):
-    """The two machines of a head, and its voters; its values are texts, as those of all settings."""
+class StandbyModel(Texts):
+    """The two machines of a head, and its voters."""
 
-    model_config = ConfigDict(strict=False)
     heads: Tuple[str, str] = Field(examples=[["user@head1", "user@head2"]])
     voters: Tuple[str, ...] = Field(min_length=3, examples=[["npu01", "npu02", "npu03"]])
     hostfile: str = Field(examples=["~/cluster.hosts"])
@@ -66,14 +65,19 @@ class Blocks(Strict):
     standby: Optional[StandbyModel] = Field(None, examples=[{"heads": ["user@head1", "user@head2"]}])
 
 
+def not_set(kind: type[E]) -> E:
+    """Return the error of a request that requires a standby."""
+    return kind.of(
+        "standby.not-set",
+        "the settings have no standby",
+        "write the block `standby` into the settings of both machines: docs/standby.md",
+    )
+
+
 def read_standby(settings: Settings, read_hosts: ReadHosts) -> Standby | None:
     """Return the block of the strongest file that has one; None: this head has no standby. `read_hosts`: of a hostfile,
     raises InvalidInputError. Raises InvalidInputError with every problem of every file."""
-    problems: list[Problem] = []
-    found = [parse_standby(blocks, problems, read_hosts) for blocks in settings.blocks]
-    if problems:
-        raise InvalidInputError(problems)
-    return next(filter(None, reversed(found)), None)
+    return settings.strongest(lambda blocks, problems: parse_standby(blocks, problems, read_hosts))
 
 
 def parse_standby(blocks: SettingsBlocks, problems: list[Problem], read_hosts: ReadHosts) -> Standby | None:

@@ -64,7 +64,8 @@ REPORTED = ("hostname", "python_version", "cpus", "memory_bytes", "free_bytes", 
 @dataclass(frozen=True)
 class MachineView:
     """One machine that this head node knows, as `nodes --all` shows it. `names`: in hostfiles. `jobs`: that use it, or
-    whose processes may live there. `reason`, `by`, `since_s`, `until_s`: of its state, None: there is none.
+    whose processes may live there. `reason`, `by`, `since_s`, `until_s`: of its state, or of a planned drain, None:
+    there is neither.
     `heard_at_s`: when it last reported itself, 0: never. `examined_at_s`: newest check in the background, None: none;
     `finding`: what it found. Times are UTC seconds."""
 
@@ -135,7 +136,7 @@ def _machine_view(
         state = MachineState.HELD if used else MachineState.SPARE
     planned = record.planned(now_s)
     if reason is None and planned is not None:
-        reason = planned.message(now_s)
+        reason, since_s, closure = planned.message(now_s), planned.starts_at_s, planned
     return MachineView(
         names=tuple(dict.fromkeys(host.name for host in record.hosts)),
         address=min(record.addresses, default="-"),

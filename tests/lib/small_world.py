@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable
@@ -196,7 +196,8 @@ class World:
         self.jobs.add(job, submission)
         return job
 
-    def running(self, *hosts: Host, state: State = State.RUNNING, **changes: Any) -> Job:
+    def running(self, *hosts: Host, others: Sequence[Host] = (), state: State = State.RUNNING, **changes: Any) -> Job:
+        """A job that runs on hosts and may use others."""
         nodes = tuple(
             NodeProgress(
                 host.name, rank, Phase.STARTED, (rank,), "b", machine_key=self.get(host).node.key, incarnation="i"
@@ -205,7 +206,14 @@ class World:
         )
         names = tuple(host.name for host in hosts)
         job = self.job(
-            *hosts, hosts=names, state=state, nodes=nodes, world_size=len(hosts), go_sent_at_s=time.time(), **changes
+            *hosts,
+            *others,
+            hosts=names,
+            state=state,
+            nodes=nodes,
+            world_size=len(hosts),
+            go_sent_at_s=time.time(),
+            **changes,
         )
         for host in hosts:
             node = self.get(host).node

@@ -1,5 +1,6 @@
 """Help and version come at once: nothing heavy is imported for them."""
 
+import json
 import os
 import subprocess
 import sys
@@ -51,16 +52,32 @@ def test_version_is_answered_without_the_command_line() -> None:
     assert "ascendrun.cli" not in imported(run.stderr)
 
 
+HELPS = """
+import contextlib, io, json, os, sys
+import ascendrun.cli.app
+from ascendrun.__main__ import main
+for words in json.loads(sys.argv[1]):
+    if os.fork() == 0:
+        sys.argv[1:] = [*words, "--help"]
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            code = main()
+        print(json.dumps([words, code, printed.getvalue(), [*sys.modules]]), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+"""Each as in a new interpreter: what all of them import is imported once, and counts for each."""
+
+
 @pytest.mark.parametrize(
-    "arguments",
-    [["--help"], *(pytest.param([verb.name, "--help"], marks=pytest.mark.slow) for verb in COMMANDS)],
-    ids=" ".join,
+    "every", [[[]], pytest.param([[verb.name] for verb in COMMANDS], marks=pytest.mark.slow)], ids=["", "of commands"]
 )
-def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    run = start(*arguments)
-    assert run.returncode == 0, run.stderr[-2000:]
-    assert run.stdout.startswith("Usage: ascendrun")
-    assert {name.split(".")[0] for name in imported(run.stderr)} & HEAVY == set()
+def test_help_imports_nothing_heavy(every: list[list[str]]) -> None:
+    run = subprocess.run([sys.executable, "-c", HELPS, json.dumps(every)], text=True, capture_output=True, timeout=240)
+    found = [json.loads(line) for line in run.stdout.splitlines()]
+    assert [words for words, *_ in found] == every, run.stderr[-2000:]
+    for words, code, printed, modules in found:
+        assert code == 0 and printed.startswith("Usage: ascendrun"), (words, printed)
+        assert {name.split(".")[0] for name in modules} & HEAVY == set(), words
 
 
 @pytest.mark.slow
@@ -150,6 +167,18 @@ def test_a_python_that_is_too_old_is_told_so(
     monkeypatch.setattr(sys, "version_info", (3, 8, 18))
     assert __main__.main() == 3
     assert "needs Python 3.9 or newer" in capsys.readouterr().err
+
+
+def test_doctor_without_a_job_imports_nothing_that_reads_job_files() -> None:
+    code = (
+        "import sys; import ascendrun.cli.commands.doctor, ascendrun.cluster.checks; "
+        "from ascendrun.cluster import Cluster; Cluster().checks.engine(None); print(*sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True, timeout=60)
+    loaded = set(run.stdout.split())
+    assert "ascendrun.health.checks" in loaded, run.stderr
+    unneeded = {"pydantic", "yaml", "http.client", "ascendrun.core.jobfile.model", "ascendrun.query.submit"}
+    assert not loaded & unneeded
 
 
 def test_hosts_are_read_without_what_reads_job_files(tmp_path: Path) -> None:

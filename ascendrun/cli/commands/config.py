@@ -7,7 +7,15 @@ import click
 from ascendrun.cli.commands.sweep import jobs_of
 from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import DURATIONS, UsageError, check_alone, cli_command, output_option
-from ascendrun.cli.output import PEOPLE, Column, describe_memory, describe_time, print_rows, sanitise_line
+from ascendrun.cli.output import (
+    PEOPLE,
+    Column,
+    describe_memory,
+    describe_time,
+    print_for_programs,
+    print_rows,
+    sanitise_line,
+)
 from ascendrun.cluster import PruneReply, SettingView
 from ascendrun.text import Text, suggestion
 
@@ -112,7 +120,8 @@ def _size(reply: PruneReply) -> int:
 @cli_command("rm")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
 @click.option("--force", is_flag=True, help="Also remove outputs that were not fetched, and jobs of unreachable hosts.")
-def rm_command(ctx: CliContext, jobs: tuple[str, ...], force: bool) -> int:
+@output_option
+def rm_command(ctx: CliContext, jobs: tuple[str, ...], force: bool, output: str | None) -> int:
     """Remove ended jobs: their logs, events and outputs on the head node, their directories on the nodes.
 
     A pipeline is removed with all its stages. Live jobs are refused, and jobs whose declared outputs were not fetched.
@@ -124,10 +133,12 @@ def rm_command(ctx: CliContext, jobs: tuple[str, ...], force: bool) -> int:
     ascendrun rm j-0003 --force         # its outputs were not fetched, or a host is gone
     """
     code = 0
+    replies: list[PruneReply] = []
     for ref in jobs_of(ctx, jobs):
         name = ctx.cluster.jobs.detail(ref).job.id
         freed, failed = 0, False
         for reply in ctx.cluster.jobs.remove(ref, force=force):
+            replies.append(reply)
             freed += _size(reply)
             if reply.refused is not None:
                 failed = failed or not force
@@ -140,6 +151,7 @@ def rm_command(ctx: CliContext, jobs: tuple[str, ...], force: bool) -> int:
             code = 6
         else:
             ctx.say("rm.done", "{job} removed, {size:bytes} freed", job=ref, size=freed)
+    print_for_programs(replies, output, name="hosts", kind=PruneReply)
     return code
 
 

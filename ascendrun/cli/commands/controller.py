@@ -10,9 +10,10 @@ import click
 
 from ascendrun.cli.context import CliContext
 from ascendrun.cli.options import UsageError, cli_command, output_option
-from ascendrun.cli.output import describe_time, print_record
+from ascendrun.cli.output import PEOPLE, describe_time, print_record
 from ascendrun.cluster.controller import revive_controller
 from ascendrun.cluster.install import Installation, install, installed, uninstall
+from ascendrun.core.errors import NotFoundError
 from ascendrun.text import Text
 
 ACTIONS = ("run", "status", "stop", "install", "uninstall", "ensure", "move", "standby")
@@ -26,7 +27,7 @@ ACTIONS = ("run", "status", "stop", "install", "uninstall", "ensure", "move", "s
 @click.option("--shared", metavar="DIR", help="run: Decide for all users of this machine, over a socket in DIR.")
 @click.option("--group", help="run --shared: Only members of this group may connect.")
 @click.option(
-    "--admin", "admins", metavar="USER", multiple=True, help="run --shared: May stop jobs of others; or @GROUP."
+    "--admin", "admins", metavar="USER", multiple=True, help="run --shared: May change jobs of others; or @GROUP."
 )
 @output_option
 def command(
@@ -111,8 +112,11 @@ def _print_status(ctx: CliContext, output: str | None) -> int:
     status = ctx.cluster.controller.status()
     if status is not None and print_record(status, output):
         return 0
+    stopped = Text("controller.not-running", "not running")
+    if output not in PEOPLE:
+        raise NotFoundError(stopped)
     if status is None:
-        print(Text("controller.not-running", "not running"))
+        print(stopped)
     else:
         print(Text("controller.running", "running (pid {pid})", pid=status.pid))
         if status.jobs:

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from ascendrun.cli.context import CliContext
-from ascendrun.cli.options import UsageError, cli_command
-from ascendrun.cli.output import Column, format_table, labelled
+from ascendrun.cli.options import UsageError, cli_command, exclusive, output_option
+from ascendrun.cli.output import PEOPLE, Column, format_table, labelled, print_for_programs
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.text import Text
 
@@ -26,7 +26,10 @@ from ascendrun.text import Text
     type=click.Path(path_type=Path),
     help="Print the steps that are read from this output, with progress.pattern of FILE, if FILE has one.",
 )
-def validate_command(ctx: CliContext, files: tuple[Path, ...], overrides: tuple[str, ...], sample: Path | None) -> None:
+@output_option
+def validate_command(
+    ctx: CliContext, files: tuple[Path, ...], overrides: tuple[str, ...], sample: Path | None, output: str | None
+) -> None:
     """Report every problem of job files (and of hostfiles, named *.hosts), each with its place; ask no node.
 
     Examples:
@@ -36,12 +39,17 @@ def validate_command(ctx: CliContext, files: tuple[Path, ...], overrides: tuple[
     """
     if not files and sample is None:
         raise click.UsageError(str(Text("cli.missing-files", "missing argument FILE...")))
+    if sample is not None and output not in PEOPLE:
+        raise UsageError(exclusive("--sample", f"-o {output}"))
     problems: list[Problem] = []
     for file in files:
         try:
-            click.echo(labelled(file, _describe_valid(ctx, file, overrides)))
+            valid = labelled(file, _describe_valid(ctx, file, overrides))
+            if output in PEOPLE:
+                click.echo(valid)
         except InvalidInputError as error:
             problems.extend(error.problems)
+    print_for_programs(problems, output, name="problems", kind=Problem)
     if problems:
         raise InvalidInputError(problems)
     if sample is not None:
@@ -98,7 +106,12 @@ def _describe_valid(ctx: CliContext, file: Path, overrides: tuple[str, ...]) -> 
         return Text("validate.hostfile", "valid: {hosts:plural host hosts}", hosts=hosts)
     stages = ctx.cluster.job_files.validate(file, overrides=overrides)
     hosts = len({host.name for stage in stages for host in stage.hosts})
-    if stages[0].stage is None:
+    if stages[0].spec.sweep is not None:
+        names = [stage.spec.name for stage in stages]
+        what = Text(
+            "validate.sweep", "valid: sweep of {count:plural job jobs} ({names})", count=len(stages), names=names
+        )
+    elif stages[0].stage is None:
         what = Text("validate.job", "valid: job {name}", name=stages[0].spec.name)
     else:
         what = Text(

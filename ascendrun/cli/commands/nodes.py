@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import click
 
 from ascendrun.cli import options
 from ascendrun.cli.context import CliContext, print_held, report_unreached
 from ascendrun.cli.errors import describe_error
-from ascendrun.cli.output import PEOPLE, Column, describe_memory, describe_time, format_table, labelled, print_rows
+from ascendrun.cli.output import (
+    PEOPLE,
+    Column,
+    describe_memory,
+    describe_time,
+    format_table,
+    labelled,
+    print_for_programs,
+    print_rows,
+)
 from ascendrun.cluster import DeviceUse, HostKeyScan, HostStatus, MachineView
-from ascendrun.core.errors import AscendrunError
+from ascendrun.core.errors import AscendrunError, UnreachableError
 from ascendrun.core.findings import Severity
 from ascendrun.core.hosts import Host
+from ascendrun.core.machines import address_of
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts, format_clock, grouped
 
@@ -78,7 +88,8 @@ def command(
 
 @options.cli_command("release")
 @click.argument("hosts", nargs=-1, required=True, metavar="HOST...")
-def release_command(ctx: CliContext, hosts: tuple[str, ...]) -> int:
+@options.output_option
+def release_command(ctx: CliContext, hosts: tuple[str, ...], output: str | None) -> int:
     """State that no process of a job is left on hosts that are held, so that jobs may start there.
 
     A host that responds is queried first: it is not released while it shows processes of the job (exit code 7).
@@ -87,8 +98,8 @@ def release_command(ctx: CliContext, hosts: tuple[str, ...]) -> int:
     ascendrun release npu07               # it was replaced, or no process is left there
     ascendrun release 'npu[01-04]'
     """
-    code = 0
-    for host in options.parse_host_names(list(hosts)):
+    code, chosen = 0, options.parse_host_names(list(hosts))
+    for host in chosen:
         try:
             ctx.cluster.hosts.release(host.name)
         except AscendrunError as error:
@@ -96,7 +107,16 @@ def release_command(ctx: CliContext, hosts: tuple[str, ...]) -> int:
             code = code or error.exit_code
         else:
             ctx.say("release.done", "{host} released", host=host.name)
+    _print_machines(ctx, chosen, output)
     return code
+
+
+def _print_machines(ctx: CliContext, hosts: Iterable[Host], output: str | None) -> None:
+    """Print the states of hosts for programs."""
+    if output not in PEOPLE:
+        names = {host.name for host in hosts}
+        machines = [machine for machine in ctx.cluster.hosts.machines() if names & set(machine.names)]
+        print_for_programs(machines, output, name="machines", kind=MachineView)
 
 
 @options.cli_command("drain")
@@ -105,11 +125,15 @@ def release_command(ctx: CliContext, hosts: tuple[str, ...]) -> int:
 @click.option("--at", "at_s", type=options.FUTURE, help="Begin then: 2h (from now), 18:00, 2026-11-20T18:00.")
 @click.option("--for", "for_s", type=options.DURATIONS, help="End the drain after TIME.  [default: undrain]")
 @click.option("--now", is_flag=True, help="Stop the jobs there that may restart; they continue on other hosts.")
-def drain_command(ctx: CliContext, hosts: str, reason: str, at_s: float | None, for_s: float | None, now: bool) -> None:
+@options.output_option
+def drain_command(
+    ctx: CliContext, hosts: str, reason: str, at_s: float | None, for_s: float | None, now: bool, output: str | None
+) -> None:
     """Place no new jobs on hosts. Running jobs continue.
 
     HOSTS are names in the hostfile of a job or of the setting: npu07 or npu[01-04]. With --now, jobs without
     restart.max_restarts keep running. With --at, jobs with a `timeouts.run_s` that ends before start there until then.
+    For an administrator of a shared queue, this holds for jobs of all its users.
 
     Examples:
     ascendrun drain npu07 --reason optics             # running jobs continue
@@ -121,6 +145,8 @@ def drain_command(ctx: CliContext, hosts: str, reason: str, at_s: float | None, 
     until_s = None if for_s is None else (time.time() if at_s is None else at_s) + for_s
     drained = ctx.cluster.hosts.drain(hosts, reason=reason, until_s=until_s, now=now, at_s=at_s)
     names = {host.name for host in drained}
+    _print_machines(ctx, drained, output)
+    _report_queue(ctx, drained)
     if at_s is not None:
         ctx.say("drain.planned", "{hosts:hosts} to be drained at {at_s:clock}", hosts=sorted(names), at_s=at_s)
         return
@@ -130,10 +156,30 @@ def drain_command(ctx: CliContext, hosts: str, reason: str, at_s: float | None, 
             ctx.say("drain.busy", "{host} is still used by {jobs}", host=machine.names[0], jobs=list(machine.jobs))
 
 
+def _report_queue(ctx: CliContext, hosts: Iterable[Host]) -> bool:
+    """Print to an administrator of a shared queue what a drain means for the others; return whether this user is."""
+    try:
+        if not ctx.cluster.queue.is_admin():
+            return False
+    except UnreachableError as error:  # after `lost`, which does not require the queue
+        ctx.warn(error.message, error.hint)
+        return False
+    addresses = {address_of(host): host.name for host in hosts}
+    drains = [one for one in ctx.cluster.queue.drain(()) if one.places & set(addresses)]
+    unknown = sorted({name for one in drains if one.key is None for at, name in addresses.items() if at in one.places})
+    ctx.say("drain.for-all", "{hosts:hosts} closed to jobs of all users of the queue", hosts=sorted(addresses.values()))
+    if unknown:
+        english = "{hosts:hosts} did not respond: open to users whose hostfile has another address of it"
+        hint = Text("drain.not-identified.hint", "run `ascendrun drain` with the other addresses too")
+        ctx.warn(Text("drain.not-identified", english, hosts=unknown), hint)
+    return True
+
+
 @options.cli_command("undrain")
 @click.argument("hosts", metavar="HOSTS")
 @click.option("--no-check", is_flag=True, help="Open the hosts without a check.")
-def undrain_command(ctx: CliContext, hosts: str, no_check: bool) -> int:
+@options.output_option
+def undrain_command(ctx: CliContext, hosts: str, no_check: bool, output: str | None) -> int:
     """Place jobs on hosts again: ends a drain and a quarantine.
 
     The checks of `doctor --quick` run first. A host on which one fails, or that is unreachable, stays closed (exit code
@@ -159,6 +205,7 @@ def undrain_command(ctx: CliContext, hosts: str, no_check: bool) -> int:
         ctx.hint(
             Text("undrain.refused.hint", "run `ascendrun undrain --no-check {hosts:hosts}`", hosts=sorted(refused))
         )
+    _print_machines(ctx, chosen, output)
     return 3 if refused else 0
 
 
@@ -166,11 +213,13 @@ def undrain_command(ctx: CliContext, hosts: str, no_check: bool) -> int:
 @click.argument("hosts", metavar="HOSTS")
 @click.option("--reason", default="", metavar="TEXT", help="Shown with the state of the host.")
 @click.option("--force", is_flag=True, help="Also hosts that respond: what runs there may damage the checkpoints.")
-def lost_command(ctx: CliContext, hosts: str, reason: str, force: bool) -> None:
+@options.output_option
+def lost_command(ctx: CliContext, hosts: str, reason: str, force: bool, output: str | None) -> None:
     """State that hosts are gone with all their processes. Their jobs end or restart; the hosts are drained.
 
     State it only of hosts that are certainly off: a process that still runs there could write into the checkpoints of
-    the restarted job. A host that answers within 5 s is refused (exit code 7); --force does not ask it.
+    the restarted job. A host that answers within 5 s is refused (exit code 7); --force does not ask it. Only your own
+    jobs end by this; for an administrator of a shared queue, the hosts are drained for all its users.
 
     Examples:
     ascendrun lost npu07          # powered off, or taken out of the rack
@@ -179,6 +228,9 @@ def lost_command(ctx: CliContext, hosts: str, reason: str, force: bool) -> None:
     gone = ctx.cluster.hosts.lost(hosts, reason=reason, force=force)
     names = sorted({host.name for host in gone})
     ctx.say("lost.done", "{hosts:hosts} lost; drained until `ascendrun undrain`", hosts=names)
+    if _report_queue(ctx, gone):
+        ctx.say("lost.only-own", "jobs of other users there do not end: each user runs `ascendrun lost`")
+    _print_machines(ctx, gone, output)
 
 
 @options.cli_command("leases")

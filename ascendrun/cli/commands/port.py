@@ -12,7 +12,7 @@ from typing import cast
 import click
 
 from ascendrun.cli.context import CliContext
-from ascendrun.cli.listening import LOOPBACK, listen
+from ascendrun.cli.listening import LOOPBACK, is_loopback, is_of_this_user, listen
 from ascendrun.cli.options import Parsed, cli_command
 from ascendrun.core.errors import AscendrunError
 from ascendrun.text import Text
@@ -32,7 +32,8 @@ def command(ctx: CliContext, job: str, ports: tuple[tuple[int, int], ...], rank:
 
     PORT is that of a program on the host, or in the container, which may listen on localhost only. LOCAL is the port
     here, by default the same; 0 chooses a free one. Each connection finds the present host of the rank, also after a
-    restart. It needs no open port on the node. ^C ends it. Exit code 4: the job has no such rank; 5: its
+    restart. It needs no open port on the node. On a loopback address, which is the default, connections of other users
+    of this machine are closed. ^C ends it. Exit code 4: the job has no such rank; 5: its
     host is unreachable; 7: the rank does not run.
 
     Examples:
@@ -58,6 +59,8 @@ def command(ctx: CliContext, job: str, ports: tuple[tuple[int, int], ...], rank:
         while True:
             for key, _ in selector.select():
                 with cast(socket.socket, key.fileobj).accept()[0] as accepted:
+                    if is_loopback(address) and not is_of_this_user(accepted):
+                        continue
                     try:
                         argv = ctx.cluster.files.connection(job, rank, key.data)
                     except AscendrunError as error:  # the rank has ended, and may start again

@@ -59,7 +59,7 @@ def command(ctx: CliContext, everything: bool, quiet: bool, watch: bool, all_use
     jobs = _list_jobs(ctx, everything)
     failed = [job for job in jobs if job.state == "FAILED"][:DIAGNOSED] if output in out.PEOPLE else []
     causes = {job.id: ctx.cluster.diagnosis.known_cause(job) for job in failed}
-    out.print_rows(jobs, job_columns(time.time(), causes), output, name="jobs", kind=JobView)
+    out.print_rows(jobs, job_columns(time.time(), causes, () if watch else jobs), output, name="jobs", kind=JobView)
     if not jobs and output in out.PEOPLE:
         ctx.echo(Text("cli.no-jobs", "no jobs") if everything else Text("cli.no-live-jobs", "no live jobs"))
         if not everything:

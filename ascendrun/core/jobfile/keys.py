@@ -39,31 +39,32 @@ def list_keys() -> tuple[Key, ...]:
 def describe_key(key: Key) -> Iterator[str]:
     """The lines that `ascendrun schema KEY` prints."""
     default = Text("schema.required", "required") if key.is_required else key.default or Text("schema.unset", "not set")
-    rows: list[tuple[Text | str, str]] = [
-        (Text("schema.key", "key"), key.path),
-        (Text("schema.type", "type"), str(key.type)),
-        (Text("schema.default", "default"), str(default)),
-        (Text("schema.meaning", "meaning"), str(key.meaning)),
-    ]
-    yield from describe_rows(rows)
+    yield from _describe(key.path, key.type, default, key.meaning)
     if key.example is not None:
-        yield str(Text("schema.row", "{title}: {value}", title=Text("schema.example", "example"), value="")).rstrip()
+        yield from (row.rstrip() for row in describe_rows([(Text("schema.example", "example"), "")]))
         yield from (f"  {line}" for line in key.example.splitlines())
 
 
 def describe_option(table: ProgramOptions, option: Option) -> Iterator[str]:
     """The lines that `ascendrun schema PROGRAM.OPTION` prints."""
-    rows: list[tuple[Text | str, str]] = [
-        (Text("schema.key", "key"), f"args.{option.name} ({table.program})"),
-        (Text("schema.type", "type"), template_of(f"option-type.{option.type}", option.type, language())),
-        (Text("schema.default", "default"), "null" if option.default is None else flow(option.default) or '""'),
-        (Text("schema.meaning", "meaning"), str(table.help(option))),
-    ]
+    kind = template_of(f"option-type.{option.type}", option.type, language())
+    default = "null" if option.default is None else flow(option.default) or '""'
+    yield from _describe(f"args.{option.name} ({table.program})", kind, default, table.help(option))
     if option.choices:
-        rows.append((Text("schema.choices", "choices"), _items(option.choices)))
+        yield from describe_rows([(Text("schema.choices", "choices"), _items(option.choices))])
     if option.aliases:
-        rows.append((Text("schema.aliases", "aliases"), _items(option.aliases)))
-    yield from describe_rows(rows)
+        yield from describe_rows([(Text("schema.aliases", "aliases"), _items(option.aliases))])
+
+
+def _describe(key: str, kind: object, default: object, meaning: object) -> Iterator[str]:
+    return describe_rows(
+        [
+            (Text("schema.key", "key"), key),
+            (Text("schema.type", "type"), str(kind)),
+            (Text("schema.default", "default"), str(default)),
+            (Text("schema.meaning", "meaning"), str(meaning)),
+        ]
+    )
 
 
 def _items(values: Iterable[object]) -> str:

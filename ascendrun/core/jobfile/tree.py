@@ -8,7 +8,7 @@ from typing import Any, Callable
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import Problem
 from ascendrun.core.reader import yaml_source
-from ascendrun.options import ProgramOptions
+from ascendrun.options import LIST, ProgramOptions
 from ascendrun.text import Text, write
 from ascendrun.text.format import is_hidden
 
@@ -230,9 +230,7 @@ def _is_null(node: yaml_source.Node) -> bool:
 
 
 def _kind(node: yaml_source.Node) -> Text:
-    return (
-        Text("type.list", "a list") if isinstance(node, yaml_source.ListNode) else Text("type.scalar", "a single value")
-    )
+    return LIST if isinstance(node, yaml_source.ListNode) else Text("type.scalar", "a single value")
 
 
 def _label(text: str) -> str:

@@ -375,7 +375,12 @@ def can_restart_without(
         return False
     if not set(silent) <= set(job.unconfirmed):
         return False  # the host responds: its end is on the way, or its leftovers hold its devices
-    return len(set(job.pool) - set(silent)) >= min(job.request.min_nodes or len(job.nodes), len(job.nodes))
+    return len(set(job.pool) - set(silent)) >= fewest_hosts(job)
+
+
+def fewest_hosts(job: Job) -> int:
+    """Return how many hosts the next attempt of a job that has run needs at least."""
+    return min(job.request.min_nodes or len(job.nodes), len(job.nodes))
 
 
 def judge_actions(job: Job) -> tuple[Action, ...]:

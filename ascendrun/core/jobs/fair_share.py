@@ -69,6 +69,10 @@ class Usage:
         if end_s > start_s:
             self.add(account, devices * life_s * (1 - self._left(end_s - start_s)), end_s)
 
+    def raise_to(self, account: Account, device_seconds: float, at_s: float) -> None:
+        """Add what is missing to a use at a time."""
+        self.add(account, max(0.0, device_seconds - self.at(at_s).get(account, 0.0)), at_s)
+
     def at(self, now_s: float) -> Mapping[Account, float]:
         """Return what each account's use is worth at a time."""
         left = self._left(max(0.0, now_s - self._at_s))

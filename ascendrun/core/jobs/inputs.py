@@ -279,15 +279,17 @@ class StageFilesMissing(JobInput):
 
 
 class HoldChanged(JobInput):
-    """A user holds the job in the queue; `by` None: a user ended that."""
+    """A user holds the job in the queue; `by` None: the user `ended_by` ended that."""
 
     by: str | None
+    ended_by: str = "-"
 
     def apply(self, draft: drafts.Draft) -> None:
         if not draft.job.is_terminal and draft.job.held_by != self.by:
-            draft.record(
-                "hold-ended" if self.by is None else "hold-started", values={"by": self.by or draft.job.held_by}
-            )
+            if self.by is None:
+                draft.record("hold-ended", values={"by": draft.job.held_by, "ended_by": self.ended_by})
+            else:
+                draft.record("hold-started", values={"by": self.by})
             draft.job = replace(draft.job, held_by=self.by)
 
 
@@ -350,14 +352,17 @@ class StopRequested(JobInput):
 
 
 class RetryRequested(JobInput):
-    """A user started the next attempt of a job that had ended without success."""
+    """A user started the next attempt of a job that had ended without success. `by`: the user and the machine of the
+    command."""
+
+    by: str = "-"
 
     def apply(self, draft: drafts.Draft) -> None:
         job = draft.job
         if job.state not in (State.FAILED, State.STOPPED):
             return
         draft.job = replace(job, past=tuple(replace(one, counted=False) for one in job.past))
-        draft.back_off(because("retried-by-user"), draft.now_s, counted=False)
+        draft.back_off(because("retried-by-user", by=self.by), draft.now_s, counted=False)
         *past, last = draft.job.past
         past.append(replace(last, ended_at_s=job.ended_at_s or draft.now_s))
         draft.job = replace(draft.job, past=tuple(past), ended_at_s=None)
@@ -382,11 +387,8 @@ class Tick(JobInput):
 
     def apply(self, draft: drafts.Draft) -> None:
         job, draft.fenced = draft.job, self.fenced
-        if (
-            job.state is State.STARTING
-            and job.go_sent_at_s is not None
-            and draft.now_s - job.go_sent_at_s > job.start_s
-        ):
+        go_s = draft.now_s - (job.go_sent_at_s or draft.now_s)
+        if job.state is State.STARTING and go_s > job.start_s:
             late = [n for n in job.nodes if n.phase is Phase.GO_SENT]
             missing = sum(len(set(n.ranks) - set(n.pids)) for n in late)
             hosts = [node.host for node in late]
@@ -417,18 +419,14 @@ def _can_pass_over(job: Job, hosts: Sequence[str], now_s: float, *, is_away: boo
     passed = {host for host, until_s in job.passed_over.items() if until_s > now_s} | set(hosts)
     is_of_job = 2 * len(hosts) > len(job.hosts) if len(job.hosts) > 1 else len(passed) > 2
     has_others = len(job.pool) - len(passed) >= job.request.least
-    waits = waits_for_hosts(job, now_s) if is_away else has_run(job)
+    waits = waits_for_hosts(job, now_s) if is_away else job.has_run
     return bool(hosts) and (is_away or not is_of_job) and (has_others or waits)
-
-
-def has_run(job: Job) -> bool:
-    return any(attempt.started_at_s is not None for attempt in job.past)
 
 
 def waits_for_hosts(job: Job, now_s: float) -> bool:
     """Return whether the job waits for hosts that do not respond. Its first start fails there instead, with their
     error, while the user who submitted it may still look."""
-    return has_run(job) or now_s - job.created_at_s > LOOKED_AT_S
+    return job.has_run or now_s - job.created_at_s > LOOKED_AT_S
 
 
 def _give_up_waiting(draft: drafts.Draft, tick: Tick, *, waited_s: float) -> None:

@@ -295,6 +295,11 @@ class Job:
         return next((node.master_port for node in self.nodes if node.role == role and node.master_port), None)
 
     @property
+    def has_run(self) -> bool:
+        """Whether an earlier attempt of it has started its ranks."""
+        return any(attempt.started_at_s is not None for attempt in self.past)
+
+    @property
     def rank_count(self) -> int:
         """Return the number of ranks; processes that start ranks count only until ranks of theirs are known."""
         return sum(len(node.forked) for node in self.nodes) or self.world_size

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional, Tuple
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from ascendrun.core.errors import InvalidInputError, Problem
 from ascendrun.core.notices import DEFAULT_JOBS, ON, SERVICES, NoticeSettings, Target, with_name
 from ascendrun.core.reader.model_reader import read_model
-from ascendrun.core.reader.strict import Name, Strict
+from ascendrun.core.reader.strict import Name, Texts
 from ascendrun.core.reader.yaml_source import MappingNode, place_of, texts
 from ascendrun.core.settings import NOTICE_BLOCKS, Settings, SettingsBlocks
 from ascendrun.text import LANGUAGES, Text, write
@@ -32,13 +32,7 @@ _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 _LISTED = BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
 
 
-class Block(Strict):
-    """A block of settings: its values are texts, as those of all settings."""
-
-    model_config = ConfigDict(strict=False)
-
-
-class Notify(Block):
+class Notify(Texts):
     """A service that receives notifications."""
 
     name: Optional[Name] = None
@@ -53,7 +47,7 @@ class Notify(Block):
     lang: Optional[Language] = None
 
 
-class Hook(Block):
+class Hook(Texts):
     """A command that receives notifications."""
 
     command: Tuple[str, ...] = Field(min_length=1, repr=False, examples=[["/path/to/script", "--flag"]])
@@ -63,7 +57,7 @@ class Hook(Block):
     lang: Optional[Language] = None
 
 
-class Deadman(Block):
+class Deadman(Texts):
     """A URL that is requested at intervals while jobs run."""
 
     url: Optional[str] = Field(None, repr=False)
@@ -75,7 +69,7 @@ class Deadman(Block):
     failed: Optional[str] = Field(None, repr=False)
 
 
-class Blocks(Block):
+class Blocks(Texts):
     """The blocks of one file."""
 
     notify: Tuple[Notify, ...] = Field(

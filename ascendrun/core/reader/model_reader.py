@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from ascendrun.core.errors import Problem
 from ascendrun.core.reader.strict import NAME_HINT, model_below, sections_of
 from ascendrun.core.reader.yaml_source import ListNode, MappingNode, Node, Source, find, key_place, place_of
+from ascendrun.options import LIST, MAPPING, TYPE_NAMES
 from ascendrun.text import Text, closest, did_you_mean, suggestion, write
 from ascendrun.text.format import quote
 
@@ -186,25 +187,25 @@ def _shown(value: Any) -> Text | str:
     if isinstance(value, Text):
         return value
     if isinstance(value, (dict, BaseModel)):
-        return Text("type.mapping", "a mapping")
+        return MAPPING
     if isinstance(value, tuple):
-        return Text("type.list", "a list")
+        return LIST
     if isinstance(value, bool):
         return str(value).lower()
     return quote(value) if isinstance(value, str) else str(value)
 
 
 _EXPECTED = {
-    "int_type": Text("type.integer", "an integer"),
-    "int_from_float": Text("type.integer", "an integer"),
-    "float_type": Text("type.number", "a number"),
-    "float_parsing": Text("type.number", "a number"),
-    "string_type": Text("type.string", "a string"),
-    "bool_type": Text("type.boolean", "true or false"),
-    "tuple_type": Text("type.list", "a list"),
-    "dict_type": Text("type.mapping", "a mapping"),
-    "mapping_type": Text("type.mapping", "a mapping"),
-    "model_type": Text("type.mapping", "a mapping"),
+    "int_type": TYPE_NAMES["int"],
+    "int_from_float": TYPE_NAMES["int"],
+    "float_type": TYPE_NAMES["float"],
+    "float_parsing": TYPE_NAMES["float"],
+    "string_type": TYPE_NAMES["str"],
+    "bool_type": TYPE_NAMES["bool"],
+    "tuple_type": LIST,
+    "dict_type": MAPPING,
+    "mapping_type": MAPPING,
+    "model_type": MAPPING,
     "finite_number": Text("type.finite", "a finite number"),
 }
 _SLIPS = {"gpu": "cuda", "nvidia": "cuda", "ascend": "npu", "910b": "npu", "none": "cpu"}

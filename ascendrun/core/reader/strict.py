@@ -41,6 +41,12 @@ class Strict(_WithoutPlugins, BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
 
+class Texts(Strict):
+    """A block of settings: its values are texts, as those of all settings."""
+
+    model_config = ConfigDict(strict=False)
+
+
 def model_below(field: Any) -> type[BaseModel] | None:
     """Return the model of a field, or of the items of its list; None: its values are no models."""
     kinds = (field.annotation, *get_args(field.annotation))

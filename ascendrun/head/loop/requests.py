@@ -28,7 +28,6 @@ from ascendrun.text import Text
 if TYPE_CHECKING:
     from ascendrun.core.hosts import Host
     from ascendrun.core.jobs.job import Job, NodeProgress
-    from ascendrun.head.queue.messages import StopOrder
 
 Handler = Callable[[Any, Answer], None]
 LOOK_S = 3600.0
@@ -141,11 +140,6 @@ class Requests:
             post_later(self._context.links, WAITS_S, partial(look_early, runner, self._operations, self._jobs.steps))
         answer(messages.Submitted(added[0][0].pipeline or added[0][0].id), b"", True)
 
-    def stop_ordered(self, order: StopOrder) -> None:
-        """Stop a job as an administrator of the shared queue requests."""
-        request = messages.Stop(order.job, order.now, order.by)
-        self.serve(request.OP, request.to_header(), lambda reply, body, is_last: None)
-
     def _stop(self, request: messages.Stop, answer: Answer) -> None:
         from ascendrun.core.jobs.inputs import StopRequested
 
@@ -181,7 +175,7 @@ class Requests:
                 )
                 raise ConflictError(what)
             self._jobs.adopt(stored)
-            self._jobs.steps.feed(job.id, RetryRequested())
+            self._jobs.steps.feed(job.id, RetryRequested(request.by))
             self._jobs.steps.work_off()
             self._jobs.schedule()
         answer(Done(), b"", True)
@@ -201,7 +195,17 @@ class Requests:
                 Text("job.not-queued", "{job} is not in the queue: {state}", job=job.id, state=job.state.value),
                 hint=f"ascendrun stop {job.id}",
             )
-        self._jobs.steps.feed(job.id, HoldChanged(request.by))
+        is_of_admin = self._context.queue is not None and job.held_by not in (None, job.user)
+        if is_of_admin and request.ended_by == job.user:
+            raise ConflictError.of(
+                "job.held-by-admin",
+                "{job} is held by {admin}, an administrator of the shared queue",
+                "ask {admin} to run: ascendrun unhold {owner}/{job}",
+                job=job.id,
+                admin=job.held_by,
+                owner=job.user,
+            )
+        self._jobs.steps.feed(job.id, HoldChanged(request.by, request.ended_by))
         self._jobs.steps.work_off()
         answer(Done(), b"", True)
 

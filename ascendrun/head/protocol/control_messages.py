@@ -59,10 +59,11 @@ class Stop(Request[Done], op="stop"):
 
 class Retry(Request[Done], op="retry"):
     """Start the next attempt of an ended job, with a new budget of restarts. `attempt`: the one that ended, which makes
-    a repeated request harmless."""
+    a repeated request harmless. `by`: the user and the machine of the command."""
 
     job: str
     attempt: int
+    by: str = "-"
 
 
 class Release(Request[Done], op="release"):
@@ -89,10 +90,11 @@ class ChangeMachines(Request[Done], op="change-machines"):
 
 
 class HoldJob(Request[Done], op="hold"):
-    """Hold a job in the queue; `by` None: end that."""
+    """Hold a job in the queue; `by` None: the user `ended_by` ends that."""
 
     job: str
     by: str | None = None
+    ended_by: str = "-"
 
 
 class PruneReply(Message):

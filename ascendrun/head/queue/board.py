@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import Callable
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.errors import ConflictError, NotFoundError, UnreachableError
-from ascendrun.core.jobs.fair_share import FairShare
+from ascendrun.core.errors import ConflictError
+from ascendrun.core.jobs.fair_share import Account, FairShare, Usage
 from ascendrun.core.jobs.inputs import NodesFree, SparesFree, WaitingForNodes
 from ascendrun.core.jobs.job import ACTIVE_STATES, Job, State
 from ascendrun.core.jobs.reasons import Reason, because, rename_job
 from ascendrun.core.jobs.schedule import Contender, Decision, first_in_line, schedule
+from ascendrun.core.machines import Closure, MachineState, QueueDrain, merge_drains
 from ascendrun.core.reachability import UNKNOWN
 from ascendrun.head.queue.entries import Entry, check_count
-from ascendrun.head.queue.messages import Answer, QueueRow, StopOrder
+from ascendrun.head.queue.messages import Answer, QueueRow
 
 SETTLE_S = 10.0
-"""Seconds after the start in which nothing is granted: the controllers report first what they use."""
+"""Seconds after the first report in which nothing is granted: all controllers report first what they use. They come
+at once when the server starts again, or when the standby machine on which it waited becomes the head."""
 FRESH_S = 15.0
 """Age of a report after which its waiting jobs get nothing, and its states are not shown as present."""
 GRANT_S = 30.0
@@ -41,16 +42,10 @@ class _Grant:
     at: float
 
 
-class _Order:
-    """A stop that a controller has not fetched yet."""
-
-    def __init__(self, stop: StopOrder) -> None:
-        self.stop, self.is_fetched = stop, threading.Event()
-
-
 @dataclass
 class _Session:
-    """The newest report of one controller. `passed`: until when a job is passed over that did not use its grant."""
+    """The newest report of one controller. `passed`: until when a job is passed over that did not use its grant;
+    `used`: by all its jobs when it connected, None: not reported."""
 
     user: str
     prefix: str
@@ -59,7 +54,7 @@ class _Session:
     grants: dict[str, _Grant] = field(default_factory=dict)
     passed: dict[str, float] = field(default_factory=dict)
     answers: dict[str, Answer] = field(default_factory=dict)
-    orders: list[_Order] = field(default_factory=list)
+    used: Usage | None = None
 
     def report(self, entries: Sequence[Entry]) -> None:
         """Take a report, and end the grants that it has taken up or given back."""
@@ -104,9 +99,26 @@ class Board:
         """`share`: its usage grows by what is reported as running. `clock`: seconds that are never set; `wall`: UTC
         seconds."""
         self.share, self._clock, self._wall = share, clock, wall
-        self._opens, self._counted_s = clock() + SETTLE_S, wall()
+        self._opens, self._counted_s = float("inf"), wall()
         self._sessions: dict[str, _Session] = {}
         self._first: frozenset[str] = frozenset()
+        self.drains: tuple[QueueDrain, ...] = ()
+        """Of administrators; newer ones of a machine replace those before."""
+
+    def decided_drains(self, new: Sequence[QueueDrain], by: str) -> tuple[QueueDrain, ...]:
+        """Return the drains with those that an administrator decides now. A time that is over is that of `undrain`."""
+        now_s = max([self._wall(), *(one.closure.since_s + 1e-3 for one in self.drains)])
+        closures = [
+            replace(one.closure, state=MachineState.DRAINED, by=by, since_s=now_s, is_lost=False) for one in new
+        ]
+        return self.newer_drains([replace(one, closure=closure) for one, closure in zip(new, closures)])
+
+    def newer_drains(self, known: Sequence[QueueDrain]) -> tuple[QueueDrain, ...]:
+        """Return the drains with those of some machines that are the newest of theirs."""
+        latest = {place: one.closure.since_s for one in self.drains for place in one.places}
+        named = [one for one in known if one.hosts]
+        new = [one for one in named if one.closure.since_s > max(latest.get(place, 0.0) for place in one.places)]
+        return merge_drains(self.drains, new)
 
     # Controllers
 
@@ -122,22 +134,26 @@ class Board:
                     "queue.unknown-controller", "the shared queue does not know this controller of {user}", user=user
                 )
             session = self._sessions[key] = _Session(user, key, now)
+            self._opens = min(self._opens, now + SETTLE_S)
         session.heard = now
         if entries is not None:
             session.report(entries)
+
+    def take_used(self, user: str, head: str, used: Mapping[str, float]) -> None:
+        """Take what the jobs of a controller have used, by project: a server before this one may have counted it."""
+        now_s = self._wall()
+        session = self._sessions[f"{user}/{head}/"]
+        session.used = Usage(self.share.usage.half_life_s)
+        for project, seconds in used.items():
+            session.used.add(Account(user, project or None), seconds, now_s)
+        known = [one.used.at(now_s) for one in self._sessions.values() if one.user == user and one.used is not None]
+        for account in session.used.at(now_s):
+            self.share.usage.raise_to(account, sum(one.get(account, 0.0) for one in known), now_s)
 
     def answers(self, user: str, head: str) -> dict[str, Answer]:
         """Return what was decided last about the jobs of a controller."""
         session = self._sessions[f"{user}/{head}/"]
         return {job: replace(one, reason=_shown_to(one.reason, session.prefix)) for job, one in session.answers.items()}
-
-    def take_stops(self, user: str, head: str) -> tuple[StopOrder, ...]:
-        """Return the stops for a controller, each once."""
-        session = self._sessions[f"{user}/{head}/"]
-        orders, session.orders = session.orders, []
-        for order in orders:
-            order.is_fetched.set()
-        return tuple(order.stop for order in orders)
 
     # Decisions
 
@@ -145,6 +161,7 @@ class Board:
         """Decide about the jobs of all controllers."""
         now = self._clock()
         self._sessions = {key: one for key, one in self._sessions.items() if now - one.heard <= KEPT_S}
+        closures = {place: one.closure for one in self.drains for place in one.places}
         contenders: list[Contender] = []
         found: dict[str, Job] = {}
         owners: dict[str, tuple[_Session, Entry]] = {}
@@ -160,7 +177,7 @@ class Board:
                     session.answers[entry.id] = Answer(entry.since_s, reason=because("queue-passed-over"))
                     continue
                 one, source = session.contender(entry)
-                contenders.append(one)
+                contenders.append(self._without_drained(one, closures) if closures else one)
                 owners[one.job.id] = session, entry
                 if source is not None:
                     found[source.id] = source
@@ -170,6 +187,18 @@ class Board:
         for job_id, decision in decisions.items():
             session, entry = owners[job_id]
             self._settle(session, entry, decision, now)
+
+    def _without_drained(self, one: Contender, closures: Mapping[str, Closure]) -> Contender:
+        """Return a job that uses no host which an administrator has drained, also before its controller knows that."""
+        now_s = self._wall()
+        known = {host: closures[place] for host, place in one.places.items() if place in closures}
+        barred = {
+            host: closure.message(now_s)
+            for host, closure in known.items()
+            if closure.bars(now_s, one.ends_s(now_s))
+            and not (one.job.request.examines and closure.by == one.account.user)
+        }
+        return replace(one, unusable={**one.unusable, **barred}) if barred else one
 
     def _count_use(self, used: Sequence[Contender]) -> None:
         """Add the time since the last decision to the use of those who have hosts."""
@@ -219,22 +248,6 @@ class Board:
             start_s=None if answer is None else answer.start_s,
             age_s=age_s,
         )
-
-    def order_stop(self, user: str, job: str, by: str, *, now: bool) -> threading.Event:
-        """Leave a stop for the controller that has the job; return what is set when it has fetched it. Raises
-        NotFoundError; ConflictError if two controllers have such a job; UnreachableError if the controller is silent.
-        """
-        found = [one for one in self._sessions.values() if one.user == user and job in one.entries]
-        if not found:
-            raise NotFoundError.of("queue.no-job", "{user} has no job {job} in the shared queue", user=user, job=job)
-        if len(found) > 1:
-            raise ConflictError.of("queue.two-jobs", "two controllers of {user} have a job {job}", user=user, job=job)
-        [session] = found
-        if self._clock() - session.heard > FRESH_S:
-            raise UnreachableError.of("queue.silent", "the controller of {user} does not respond", user=user)
-        order = _Order(StopOrder(job, by, now))
-        session.orders.append(order)
-        return order.is_fetched
 
 
 def _shown_to(reason: Reason | None, prefix: str | None) -> Reason | None:

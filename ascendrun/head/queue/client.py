@@ -6,8 +6,9 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 from ascendrun.core.errors import AscendrunError, ConflictError, UnreachableError
 from ascendrun.core.jobs.endings import Preempted
@@ -16,12 +17,14 @@ from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.core.jobs.schedule import Contender, Decision, schedule
 from ascendrun.core.jobs.stage_hosts import replaced_files
+from ascendrun.core.machines import QueueDrain, merge_drains
 from ascendrun.head.protocol.control_socket import ControlClient, uid_of
 from ascendrun.head.queue.entries import JOBS, Entry, entry_of
-from ascendrun.head.queue.messages import QUEUE_NAME, Answer, Contend, Decided, StopOrder
+from ascendrun.head.queue.messages import QUEUE_NAME, Answer, Contend, Decided
 from ascendrun.text import Text
 
-POLL_S = 1.0
+POLL_S, IDLE_S = 1.0, 5.0
+"""Seconds between reports, and of a controller without jobs: it learns which hosts are drained."""
 CALL_S = 15.0
 FRESH_S = 10.0
 """Age of an answer after which it is not used: less than a new server waits before it grants anything."""
@@ -55,15 +58,21 @@ class QueueClient(ControlClient):
 
 
 class SharedQueue:
-    """Use from the controller's thread. `head`: the id of its store; `post` runs a call in its thread; `stop`: carries
-    out the order of an administrator."""
+    """Use from the controller's thread. `head`: the id of its store; `post` runs a call in its thread; `known`, in any
+    thread, returns fields of Contend that a new server may not know, with the half-life of that server."""
 
     def __init__(
-        self, folder: Path, head: str, post: Callable[[Callable[[], None]], None], stop: Callable[[StopOrder], None]
+        self,
+        folder: Path,
+        head: str,
+        post: Callable[[Callable[[], None]], None],
+        known: Callable[[float], Mapping[str, Any]],
     ) -> None:
-        self._folder, self._head, self._post, self._stop = folder, head, post, stop
+        self._folder, self._head, self._post, self._known = folder, head, post, known
         self.turn = 0
         """Increases when something new was decided."""
+        self.drains: tuple[QueueDrain, ...] = ()
+        """Of the administrators, as known here."""
         self._entries: tuple[Entry, ...] = ()
         self._reported: tuple[Entry, ...] | None = None
         self._answers: Mapping[str, Answer] = {}
@@ -107,6 +116,8 @@ class SharedQueue:
             return WaitingForNodes(away) if job.state is State.QUEUED else None
         if answer is None or answer.since_s != job.since_s:
             return None
+        if {*answer.hosts, *answer.spares} & {*one.unusable}:
+            return None  # drained since: the next report gives it back
         if answer.hosts and job.state is State.QUEUED:
             return NodesFree(answer.hosts, answer.spares, replaced_files(job, one.lost, answer.hosts, find))
         if answer.reason is None and job.lacks_hosts:
@@ -118,7 +129,7 @@ class SharedQueue:
     def _report(self, entries: tuple[Entry, ...]) -> None:
         if entries and not self.is_open:
             self._heard_mono = time.monotonic()  # it had nothing to report
-        if self._thread is None and entries:
+        if self._thread is None:
             self._thread = threading.Thread(target=self._talk, name="shared-queue", daemon=True)
             self._thread.start()
         if entries != self._entries:
@@ -132,14 +143,19 @@ class SharedQueue:
             try:
                 with QueueClient(self._folder) as client:
                     sent: tuple[Entry, ...] | None = None
+                    drains_s = 0.0
+                    half_life_s: float | None = None
                     while not self._is_closed:
+                        known = self._known(half_life_s) if half_life_s else {}
                         self._wake.clear()
                         entries = self._entries
-                        request = Contend(self._head, None if entries == sent else entries)
+                        new = None if entries == sent else entries
+                        request = Contend(self._head, new, drains_s, **known)
                         reply = client.call(request, timeout_s=CALL_S)
-                        sent = entries
-                        self._post(lambda reply=reply, entries=entries: self._take(reply, entries))  # type: ignore[misc]
-                        self._wake.wait(POLL_S if entries else None)
+                        sent, half_life_s = entries, reply.half_life_s if half_life_s is None else 0.0
+                        drains_s = max([drains_s, *(one.closure.since_s for one in reply.drains)])
+                        self._post(partial(self._take, reply, entries))
+                        self._wake.wait(POLL_S if entries else IDLE_S)
             except (AscendrunError, OSError, ValueError) as error:  # ValueError: it is no server of ours
                 why = error.message if isinstance(error, AscendrunError) else str(error)
                 self._post(lambda why=why: self._lose(why))  # type: ignore[misc]
@@ -148,10 +164,9 @@ class SharedQueue:
 
     def _take(self, reply: Decided, entries: tuple[Entry, ...]) -> None:
         self._heard_mono, self._problem, self._reported = time.monotonic(), NO_ANSWER, entries
-        is_new, self._answers = reply.answers != self._answers, reply.answers
-        for order in reply.stops:
-            self._stop(order)
-        self.turn += is_new
+        self.turn += reply.answers != self._answers or bool(reply.drains)
+        self._answers = reply.answers
+        self.drains = merge_drains(self.drains, reply.drains)
 
     def _lose(self, why: Text | str) -> None:
         self._problem = why

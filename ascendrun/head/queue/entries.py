@@ -38,9 +38,9 @@ Count = Annotated[int, Field(ge=0, le=1_000_000)]
 
 class Entry(Strict):
     """A job that uses hosts or waits for them. The names of hosts are those of its user; `places`: the machine of each,
-    equal for all users. `before`: hosts of the attempt before; `has_run`: whether any attempt has started; `bound`:
-    hosts that have files of it. The others are those of Job and Contender. The user is not in it: that is who sent it.
-    """
+    equal for all users. `examines`: see Request. `before`: hosts of the attempt before; `has_run`: whether any attempt
+    has started; `bound`: hosts that have files of it. The others are those of Job and Contender. The user is not
+    in it: that is who sent it."""
 
     model_config = ConfigDict(strict=False)
     id: Id
@@ -51,6 +51,7 @@ class Entry(Strict):
     nodes: Count
     wanted_spares: Count = 0
     min_nodes: Count = 0
+    examines: bool = False
     priority: Annotated[int, Field(ge=-1_000_000, le=1_000_000)] = 0
     project: Optional[Annotated[str, Field(max_length=255)]] = None
     limit_s: Optional[Seconds] = None
@@ -80,7 +81,11 @@ class Entry(Strict):
         if self.bound:
             source = _job(f"{job_id}#", self.name, self.created_at_s, hosts=self.bound)
         request = jobs.Request(
-            self.nodes, self.wanted_spares, None if source is None else source.id, min_nodes=self.min_nodes
+            self.nodes,
+            self.wanted_spares,
+            None if source is None else source.id,
+            min_nodes=self.min_nodes,
+            examines=self.examines,
         )
         past = (PastAttempt(0, self.before, self.created_at_s if self.has_run else None, self.since_s),)
         job = replace(
@@ -120,9 +125,10 @@ def entry_of(one: Contender, find: Callable[[str], Job | None]) -> Entry:
         nodes=job.request.nodes,
         wanted_spares=job.request.spares,
         min_nodes=job.request.min_nodes,
+        examines=job.request.examines,
         project=one.account.project,
         before=job.past[-1].hosts if job.past else (),
-        has_run=any(attempt.started_at_s is not None for attempt in job.past),
+        has_run=job.has_run,
         bound=tuple(bound_hosts(job, find)),
         claims={host: (claim.count, claim.capacity, claim.ids) for host, claim in claims.items()},
         unusable=tuple(one.unusable),

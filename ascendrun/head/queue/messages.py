@@ -1,14 +1,16 @@
-"""The messages between controllers, commands and the shared queue of a machine, and those of visible jobs."""
+"""The messages between controllers, commands and the shared queue of a machine, and commands for jobs of others."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.core.jobs.reasons import Reason
-from ascendrun.head.protocol.messages import Done, Message, Request, converted
+from ascendrun.core.machines import QueueDrain
+from ascendrun.head.protocol.messages import Message, Request, converted
 from ascendrun.head.queue.entries import Entry, dump_entries, load_entries
 from ascendrun.text import to_json
 
@@ -26,15 +28,6 @@ class Answer:
     spares: tuple[str, ...] = ()
     reason: Reason | None = None
     start_s: float | None = None
-
-
-@dataclass(frozen=True)
-class StopOrder:
-    """The request of an administrator to stop a job of the controller's user. `by`: who requested it."""
-
-    job: str
-    by: str
-    now: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,18 +68,33 @@ def _load_head(text: Any) -> str:
     return str(text)
 
 
+def _load_used(row: Mapping[str, float]) -> Mapping[str, float]:
+    used = {str(project): float(seconds) for project, seconds in row.items()}
+    if not all(len(project) <= 255 and 0.0 <= seconds < math.inf for project, seconds in used.items()):
+        raise ValueError("no use of projects")
+    return used
+
+
 class Decided(Message):
-    """Reply to Contend. `answers`: by job, of those that wait or lack hosts. `stops`: each is given out once."""
+    """Reply to Contend. `answers`: by job, of those that wait or lack hosts; `drains`: see Contend; `half_life_s`: of
+    what accounts have used."""
 
     answers: dict[str, Answer] = converted(_load_answers, write=to_json, default_factory=dict)
-    stops: tuple[StopOrder, ...] = _listed(StopOrder)
+    drains: tuple[QueueDrain, ...] = _listed(QueueDrain)
+    half_life_s: float = 0.0
 
 
 class Contend(Request[Decided], op="queue-contend"):
-    """Report the jobs of a controller. `head`: the id of its store; `entries` None: as in the report before."""
+    """Report the jobs of a controller. `head`: the id of its store; `entries` None: as in the report before. The reply
+    has drains of administrators since `drains_s` (UTC seconds). `used`: device-seconds of all jobs by project, "":
+    none, as they count now; `drains`: that this machine knows, of an administrator's controller. Both once for each
+    connection, to a server that may not know them."""
 
     head: str = converted(_load_head)
     entries: tuple[Entry, ...] | None = converted(load_entries, write=dump_entries, default=None)
+    drains_s: float = 0.0
+    used: Mapping[str, float] | None = converted(_load_used, default=None)
+    drains: tuple[QueueDrain, ...] = _listed(QueueDrain)
 
 
 class QueueRows(Message):
@@ -99,25 +107,46 @@ class ListQueue(Request[QueueRows], op="queue-list"):
     """Query the jobs of all users."""
 
 
-class StopOther(Request[Done], op="queue-stop"):
-    """Stop a job of another user: for administrators. The reply comes when the controller of the user has it."""
+class QueueDrains(Message):
+    """Reply to DrainHosts: all drains, also those that have ended."""
 
-    user: str
-    job: str
-    now: bool = False
+    drains: tuple[QueueDrain, ...] = _listed(QueueDrain)
 
 
-class Printed(Message):
-    """Reply to PrintVisible. `code`: exit code of the command."""
+class DrainHosts(Request[QueueDrains], op="queue-drain"):
+    """Drain machines for all users, or end that: for administrators. Of each closure only what an administrator decides
+    counts: reason, times and `moves`. Without `drains`: query them, for all users."""
+
+    drains: tuple[QueueDrain, ...] = _listed(QueueDrain)
+
+
+class Admins(Message):
+    """Reply to QueryAdmin. `names`: all administrators, groups as @GROUP."""
+
+    is_admin: bool
+    names: tuple[str, ...] = converted(tuple)
+
+
+class QueryAdmin(Request[Admins], op="queue-admin"):
+    """Query whether the user `uid` is an administrator of the queue."""
+
+    uid: int
+
+
+class Ran(Message):
+    """Reply to RunForOther. `code`: exit code of the command."""
 
     code: int
 
 
-class PrintVisible(Request[Printed], op="queue-print-visible"):
-    """Print a job of the controller's user for another one. `command`: show, explain or logs; `options`: its values by
-    flag, True: a flag without a value; `lang`: the language of the text."""
+class RunForOther(Request[Ran], op="queue-run"):
+    """Run a command for jobs of the controller's user, for another user. `options`: its values by flag, True: a flag
+    without a value; `words`: arguments after the jobs; `into`: the directory of the other user for files; `lang`: the
+    language of the text."""
 
-    job: str
     command: str
+    jobs: tuple[str, ...] = converted(tuple)
     options: Mapping[str, Any]
-    lang: str
+    words: tuple[str, ...] = converted(tuple, default=())
+    into: str = ""
+    lang: str = "en"

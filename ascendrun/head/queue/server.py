@@ -15,12 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ascendrun.core.errors import AscendrunError, ConflictError, UnreachableError
+from ascendrun.core.errors import AscendrunError, ConflictError
 from ascendrun.core.jobs.fair_share import FairShare, SharePolicy, Usage
+from ascendrun.core.machines import QueueDrain
 from ascendrun.head.protocol.control_socket import Answer, ControlServer, Handle, peer_name
-from ascendrun.head.protocol.messages import Done
+from ascendrun.head.protocol.messages import Message
+from ascendrun.head.queue import messages as queue
 from ascendrun.head.queue.board import Board
-from ascendrun.head.queue.messages import QUEUE_NAME, Contend, Decided, ListQueue, QueueRows, StopOther
+from ascendrun.head.queue.messages import QUEUE_NAME, Admins, Contend, Decided, ListQueue, QueryAdmin
 from ascendrun.node.files import read_json, write_json
 from ascendrun.text import Text
 
@@ -32,9 +34,8 @@ BUSY_S = 0.5
 """A decision that takes longer is followed by as long a pause."""
 LOCK_NAME = "queue.lock"
 USAGE_NAME = "usage.json"
+DRAINS_NAME = "drains.json"
 SAVE_S = 60.0
-STOP_S = 10.0
-"""Seconds in which the controller of a user fetches a stop."""
 
 
 class QueueServer(ControlServer):
@@ -43,9 +44,12 @@ class QueueServer(ControlServer):
     NAME, MODE, BACKLOG = QUEUE_NAME, 0o660, 4
 
     def __init__(self, folder: Path, board: Board, *, admins: Sequence[str] = (), group: str | None = None) -> None:
-        """`admins`: names of users, or of groups as @GROUP, who may stop jobs of others. `group`: the only one whose
-        members may connect, None: everybody may. Raises ConflictError for an unknown group."""
+        """`admins`: names of users, or of groups as @GROUP, who may read and change jobs of others. `group`: the only
+        one whose members may connect, None: everybody may. Raises ConflictError for an unknown group, and for stored
+        drains that are unreadable."""
         self._board, self._admins, self._lock = board, tuple(admins), threading.Lock()
+        self._drains_file = folder / DRAINS_NAME
+        self._board.drains = _read_drains(self._drains_file)
         self._next_mono = 0.0
         self.MODE = 0o666 if group is None else 0o660
         super().__init__(folder, self._refuse, group=-1 if group is None else _gid_of(group))
@@ -69,19 +73,28 @@ class QueueServer(ControlServer):
             answer(error, b"", True)
         time.sleep(PACE_S)
 
-    def _reply(self, uid: int, op: str, header: Mapping[str, Any]) -> Decided | QueueRows | Done:
+    def _reply(self, uid: int, op: str, header: Mapping[str, Any]) -> Message:
         user = user_of(uid)
         if op == Contend.OP:
             request = Contend.from_header(header)
             with self._lock:
                 self._board.report(user, request.head, request.entries)
+                if request.used is not None:
+                    self._board.take_used(user, request.head, request.used)
+                if request.drains and self._is_admin(uid, user):
+                    with suppress(ConflictError):  # a full disk: its jobs are decided all the same
+                        self._store(self._board.newer_drains(request.drains))
                 self._decide()
-                return Decided(self._board.answers(user, request.head), self._board.take_stops(user, request.head))
+                new = tuple(one for one in self._board.drains if one.closure.since_s > request.drains_s)
+                answers, half_life_s = self._board.answers(user, request.head), self._board.share.usage.half_life_s
+                return Decided(answers, new, half_life_s)
         if op == ListQueue.OP:
             with self._lock:
-                return QueueRows(self._board.rows())
-        if op == StopOther.OP:
-            return self._stop(uid, user, StopOther.from_header(header))
+                return queue.QueueRows(self._board.rows())
+        if op == QueryAdmin.OP:
+            return self._admins_for(QueryAdmin.from_header(header).uid)
+        if op == queue.DrainHosts.OP:
+            return self._drain(uid, queue.DrainHosts.from_header(header).drains)
         raise ConflictError.of("queue.unknown-request", "the shared queue does not support {op}", op=op)
 
     def _decide(self) -> None:
@@ -92,21 +105,31 @@ class QueueServer(ControlServer):
             took_s = time.monotonic() - start_mono
             self._next_mono = start_mono + 2 * took_s if took_s > BUSY_S else 0.0
 
-    def _stop(self, uid: int, user: str, request: StopOther) -> Done:
-        if user != request.user and not self._is_admin(uid, user):
-            raise ConflictError.of(
-                "queue.not-admin",
-                "only {owner} and administrators of the shared queue stop jobs of {owner}",
-                "ask {owner}, or one of: {admins}",
-                owner=request.user,
-                admins=list(dict.fromkeys(["root", user_of(os.getuid()), *self._admins])),
-            )
-        by = f"{user}@{os.uname().nodename}"
+    def _drain(self, uid: int, drains: Sequence[QueueDrain]) -> queue.QueueDrains:
+        """Drain machines for all users; stored before the reply, and before it is in effect."""
+        admins = self._admins_for(uid)
+        if drains and not admins.is_admin:
+            english = "only administrators of the shared queue may drain hosts for all users"
+            raise ConflictError.of("queue.drain-not-admin", english, "ask one of: {admins}", admins=list(admins.names))
         with self._lock:
-            fetched = self._board.order_stop(request.user, request.job, by, now=request.now)
-        if not fetched.wait(STOP_S):
-            raise UnreachableError.of("queue.silent", "the controller of {user} does not respond", user=request.user)
-        return Done()
+            self._store(self._board.decided_drains(drains, user_of(uid)))
+            return queue.QueueDrains(self._board.drains)
+
+    def _store(self, drains: tuple[QueueDrain, ...]) -> None:
+        """Store drains before they are in effect. Raises ConflictError."""
+        if drains == self._board.drains:
+            return
+        path = str(self._drains_file)
+        try:
+            write_json(path, queue.QueueDrains(drains).to_header())
+        except OSError as error:
+            what = Text("queue.not-stored", "cannot write {path}: {error}", path=path, error=str(error))
+            raise ConflictError(what) from error
+        self._board.drains = drains
+
+    def _admins_for(self, uid: int) -> Admins:
+        names = dict.fromkeys(["root", user_of(os.getuid()), *self._admins])
+        return Admins(self._is_admin(uid, user_of(uid)), tuple(names))
 
     def _is_admin(self, uid: int, user: str) -> bool:
         if uid in (0, os.getuid()) or user in self._admins:
@@ -150,7 +173,8 @@ def run_queue(folder: Path, policy: SharePolicy, *, admins: Sequence[str] = (), 
     if folder.stat().st_mode & 0o022:
         what = Text("queue.writable", "others may write to {path}", path=str(folder))
         raise ConflictError(what, hint=f"chmod go-w {folder}")
-    with open(folder / LOCK_NAME, "w") as lock:
+    with open(os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)) as lock:
+        os.fchmod(lock.fileno(), 0o600)  # who may open it may lock it
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -168,6 +192,21 @@ def run_queue(folder: Path, policy: SharePolicy, *, admins: Sequence[str] = (), 
             with suppress(OSError):  # a full disk: the next time
                 write_json(str(folder / USAGE_NAME), server.usage(), durable=is_over)
         server.close()
+
+
+def _read_drains(path: Path) -> tuple[QueueDrain, ...]:
+    """Return the stored drains. Raises ConflictError: without them, jobs would start on drained hosts."""
+    try:
+        return queue.QueueDrains.from_header(read_json(str(path)) or {}).drains
+    except (OSError, AscendrunError) as error:
+        what = Text(
+            "queue.drains-unreadable",
+            "cannot read the drained hosts in {path}: {error}",
+            path=str(path),
+            error=str(error),
+        )
+        hint = Text("queue.drains-unreadable.hint", "remove the file, start the server, then drain the hosts again")
+        raise ConflictError(what, hint=hint) from error
 
 
 def _read_usage(folder: Path, half_life_s: float) -> Usage:

@@ -5,10 +5,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from ascendrun.cli.app import COMMANDS
 from ascendrun.cli.commands.job_files import QUESTIONS
 from ascendrun.query.submit import read_job
 from ascendrun.text import template_of
@@ -218,3 +220,20 @@ def test_init_asks_and_writes_what_validate_and_doctor_accept(world: dict[str, s
         assert done.returncode == 0, done.stdout + done.stderr
     with Terminal(environ, "-c", run, "init") as terminal:
         assert terminal.end() == 7, "nothing is overwritten, and nothing asked before that is said"
+
+
+WITHOUT_RECORDS = {
+    "dashboard", "shell", "port", "sim", "demo",  # they run until the user ends them
+    "export", "bundle", "init", "man",  # they write files
+    "help", "completion", "schema", "metrics",  # what they print has a format: text, a script, JSON Schema, Prometheus
+    "trust",  # it asks the user; --print is for programs
+}  # fmt: skip
+
+
+def test_every_command_with_data_prints_it_for_programs() -> None:
+    found = set()
+    for entry in COMMANDS:
+        command = getattr(import_module(f"ascendrun.cli.commands.{entry.module}"), entry.attribute)
+        formats = [one.type.choices for one in command.params if "--output" in one.opts]
+        found |= {entry.name for choices in formats if "json" in choices}
+    assert {entry.name for entry in COMMANDS} - found == WITHOUT_RECORDS

@@ -15,6 +15,7 @@ from spooling import spool_case
 
 from ascendrun.cli import main
 from ascendrun.cli.app import ALIASES, BY_NAME
+from ascendrun.cluster import api
 from ascendrun.core.jobfile.spec import parse_program_options
 from ascendrun.head.loop import daemon
 from ascendrun.planner.training import load_programs
@@ -188,6 +189,7 @@ def say(world: TopWorld, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setenv("ASCENDRUN_STATE_DIR", str(world.state_dir))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
     monkeypatch.setattr(daemon, "STALL_S", 1.0)  # the world's controller holds the lock, and never responds
+    monkeypatch.setattr(api, "REPEAT_S", 1.0)
     monkeypatch.chdir(folder)
     files = {"good.yaml": GOOD, "bad.yaml": BAD, "program.yaml": PROGRAM, "pipeline.yaml": PIPELINE}
     files |= {"all.hosts": "n1 addr=local slots=8\n", "bad.hosts": "n1 slot=8\nn1\nn[2 x\nn3:8\n"}

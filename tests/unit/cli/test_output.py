@@ -119,6 +119,13 @@ def test_no_line_of_a_settings_file_shows_a_credential(desk: Desk, text: str) ->
     assert "topsecret" not in result.out + result.err
 
 
+def test_validate_names_the_jobs_of_a_sweep(desk: Desk) -> None:
+    text = (desk.folder / "job.yaml").read_text()
+    (desk.folder / "sweep.yaml").write_text(f"{text}sweep: {{nodes: [1, 2]}}\n")
+    result = desk.say("validate", "sweep.yaml")
+    assert result.out == "sweep.yaml: valid: sweep of 2 jobs (demo-1, demo-2) on 2 hosts\n"
+
+
 def test_validate_reports_every_problem_of_every_file(desk: Desk) -> None:
     (desk.folder / "bad.yaml").write_text("name: demo\ncomand: [x]\nnodes: 0\n")
     (desk.folder / "bad.hosts").write_text("n1 slot=8\nn1\n")

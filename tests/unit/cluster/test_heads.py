@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 
 from ascendrun.cluster.heads import other_head
-from ascendrun.cluster.standby import Role, find_head
+from ascendrun.cluster.standby import CONNECT_S, Role, find_head
 from ascendrun.core.errors import UnreachableError
 from ascendrun.core.settings import Settings
 
 SSH = """#!/bin/sh
-for word; do case $word in a|b|u@a|u@b) host=${word#u@};; esac; done
+for word; do case $word in
+    a|b|u@a|u@b) host=${word#u@};;
+    ConnectTimeout=*) limit=${limit:-${word#*=}};;
+esac; done
 [ -e %(folder)s/$host ] || exec sleep 60
+[ "$limit" -ge "$(cat %(folder)s/$host.slow 2>/dev/null || echo 0)" ] || exit 255
 echo "Welcome to $host"; cat %(folder)s/$host
 """
 
@@ -26,9 +30,10 @@ def roles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
 
-    def put(**found: str) -> None:
+    def put(slow_s: int = 0, **found: str) -> None:
         for host, role in found.items():
             (tmp_path / host).write_text(f"ascendrun-role {role}\n")
+            (tmp_path / f"{host}.slow").write_text(str(slow_s))
 
     return put
 
@@ -42,11 +47,23 @@ def test_a_machine_that_does_not_respond_is_not_awaited_when_the_other_is_the_he
 def test_without_a_lease_the_higher_term_has_the_jobs(roles: Any) -> None:
     roles(a='["store", 1]', b='["store", 2]')
     assert find_head(["u@a", "u@b"]) == "u@b"
-    assert find_head(["u@a"], Role("store", 2)) is None and find_head(["u@b"], Role("store", 1)) == "u@b"
+    assert find_head(["u@a"], lambda: Role("store", 2)) is None
+    assert find_head(["u@b"], lambda: Role("store", 1)) == "u@b"
 
 
 def test_a_copy_is_not_the_head(roles: Any) -> None:
     roles(a='["standby", 0]', b='["superseded", 4]')
     with pytest.raises(UnreachableError):
-        find_head(["u@a", "u@b"], Role("standby"))
-    assert find_head(["u@a"], Role("none")) is None
+        find_head(["u@a", "u@b"], lambda: Role("standby"))
+    assert find_head(["u@a"], lambda: Role("none")) is None
+
+
+def test_a_standby_finds_a_head_whose_sshd_is_slow(roles: Any) -> None:
+    roles(a='["head", 3]', slow_s=CONNECT_S + 1)
+    assert find_head(["u@a"], lambda: Role("standby")) == "u@a"
+
+
+def test_a_standby_that_takes_over_does_not_wait_for_the_lost_head(roles: Any) -> None:
+    roles()
+    found = iter([Role("standby"), Role("standby"), Role("head", 2)])
+    assert find_head(["u@a"], lambda: next(found)) is None

@@ -177,7 +177,14 @@ class Machines:
         is_lost = request.change == "lost"
         reason = request.reason or (Text("machine.lost", "reported as lost") if is_lost else "")
         drain = machines.Closure(
-            machines.MachineState.DRAINED, reason, request.by, time.time(), request.until_s, is_lost, request.at_s
+            machines.MachineState.DRAINED,
+            reason,
+            request.by,
+            time.time(),
+            request.until_s,
+            is_lost,
+            request.at_s,
+            request.now,
         )
         with self.records.reverting():
             if request.change in ("undrain", "deep"):
@@ -188,10 +195,29 @@ class Machines:
         for host in request.hosts:
             if is_lost:
                 self._believe_lost(host, request.by)
-            for runner, name in tuple(self.runners_at(host)) if request.now else ():
-                if runner.job.policy.max_restarts > 0:  # it restarts elsewhere, with time to save
-                    self._jobs.feed(runner.job.id, endings.StopStarted(name, "node", drain.message(), drain.since_s))
+            self._move_jobs(host, drain)
         self.records.save()
+
+    def take_drains(self, drains: Sequence[machines.QueueDrain]) -> None:
+        """Close the machines that administrators of the shared queue have drained, and open those again: those that
+        have records or connections here."""
+        known = {record.key: record for record in self.records.all()} if drains else {}
+        for link in self._links if drains else ():
+            known.update((record.key, record) for record in self.records.at(link.host))
+        for record in machines.with_drains(known.values(), drains, time.time()):
+            before, drain = known.get(record.key), record.queue_drain
+            if before is not None and drain is not None and drain != before.queue_drain:
+                self.records.keep(record)
+                if drain.is_open(time.time()):
+                    self._record_opened(record.hosts[-1], drain.by, "undrain")
+                elif drain.starts_at_s is None:
+                    self._record_closed(record.hosts[-1], drain)
+                self._move_jobs(record.hosts[-1], drain)
+
+    def _move_jobs(self, host: Host, drain: machines.Closure) -> None:
+        for runner, name in tuple(self.runners_at(host)) if drain.moves else ():
+            if runner.job.policy.max_restarts > 0:  # it restarts elsewhere, with time to save
+                self._jobs.feed(runner.job.id, endings.StopStarted(name, "node", drain.message(), drain.since_s))
 
     def _drain(self, hosts: Sequence[Host], drain: machines.Closure) -> None:
         for host in hosts:
@@ -211,8 +237,10 @@ class Machines:
                 opened = replace(record, drain=drain, quarantine=None, quarantines=0, strikes=(), finding=None)
                 self.records.keep(replace(opened, idle_memory=memory, taken_since_s=None))
                 if not is_open:
-                    values = {"by": request.by, "how": request.change}
-                    self.records.announce(Event("host-opened", values, (host.name,), at_s=time.time()))
+                    self._record_opened(host, request.by, request.change)
+
+    def _record_opened(self, host: Host, by: str, how: str) -> None:
+        self.records.announce(Event("host-opened", {"by": by, "how": how}, (host.name,), at_s=time.time()))
 
     def _record_closed(self, host: Host, closure: machines.Closure) -> None:
         values = {

@@ -60,6 +60,8 @@ class Placement:
         if seen == self._seen:
             return
         self._seen = seen
+        if self._queue is not None:
+            self._machines.take_drains(self._queue.drains)
         decisions = self._decide() if self._queue is None else self._queue.decide(self._contenders(), self._jobs.find)
         self._first = first_in_line(decisions)
         for job_id, decision in decisions.items():
@@ -106,7 +108,8 @@ class Placement:
         records = self._machines.records.all()
         barred = {False: _Barred(held, records, links.values(), now_s)}
         if any(job.request.examines for job, _, _, _ in jobs):
-            opened = [replace(record, drain=None, quarantine=None) for record in records]
+            examiners = {job.user for job, _, _, _ in jobs if job.request.examines}
+            opened = [record.opened_for(examiners) for record in records]
             barred[True] = _Barred(held, opened, links.values(), now_s)
         found = []
         for job, spec, hosts, claims in jobs:

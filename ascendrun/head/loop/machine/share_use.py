@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ascendrun.core.errors import AscendrunError
+from ascendrun.core.hosts import load_hosts
 from ascendrun.core.jobs.fair_share import Account, FairShare, SharePolicy, Usage
 from ascendrun.core.jobs.job import Job
+from ascendrun.core.machines import queue_drains
 from ascendrun.core.settings import settings_files
 from ascendrun.head.state.job_table import JobTable
 from ascendrun.head.state.settings_watch import SettingsWatch
+from ascendrun.head.state.store import Store
 from ascendrun.head.state.user_files import load_settings
 from ascendrun.health.report.cost import count_devices
 
@@ -64,14 +70,36 @@ class ShareUse:
         return self._specs[runner.job.id]
 
 
-def _add(usage: Usage, job: Job, spec: Mapping[str, Any], now_s: float) -> None:
-    """Add the attempts of a job, from the start of their ranks to the end."""
+def known_here(state_dir: Path, half_life_s: float) -> Mapping[str, Any]:
+    """Return what a new server of the shared queue gets from a store: decayed device-seconds of all jobs by project,
+    and the drains of administrators. Jobs of engines do not count: those have a queue. {}: the store is unreadable."""
+    usage, sums, now_s = Usage(half_life_s), dict[str, float](), time.time()
+    try:
+        with Store.open_for_reading(state_dir) as store:
+            jobs, records = store.jobs.all(), store.machines.all()
+    except AscendrunError:
+        return {}
+    for one in jobs:
+        if one.job.engine is None:
+            slots = {host.name: host.slots or 1 for host in load_hosts(one.hosts)}
+            _add(usage, one.job, one.spec, now_s, slots)
+    for account, seconds in usage.at(now_s).items():
+        sums[account.project or ""] = sums.get(account.project or "", 0.0) + seconds
+    return {"used": sums, "drains": tuple(queue_drains(records))}
+
+
+def _add(usage: Usage, job: Job, spec: Mapping[str, Any], now_s: float, slots: Mapping[str, int] | None = None) -> None:
+    """Add the attempts of a job, from the start of their ranks to the end. `slots`: of its hosts, for those of which it
+    names no devices, as a claim has them; None: its ranks count."""
     account = Account(job.user, (spec.get("labels") or {}).get("project"))
     spans = [(one.number, one.started_at_s, one.ended_at_s) for one in job.past]
     spans.append((job.attempt, job.started_at_s, now_s if job.ended_at_s is None else job.ended_at_s))
     for attempt, start_s, end_s in spans:
         if start_s is not None:
             devices = count_devices(spec, job, attempt) or len(job.hosts_of(attempt))
+            named = spec.get("devices") or {}
+            if slots is not None and not (named.get("per_node") or named.get("ids")):
+                devices = sum(slots.get(host, 1) for host in job.hosts_of(attempt))
             usage.add_span(account, devices, start_s, end_s)
 
 

@@ -66,6 +66,21 @@ def test_at_80_columns_ps_keeps_the_reason() -> None:
     assert "PROGRESS" in format_table([job], job_columns(9e9)), "in a pipe nothing is dropped"
 
 
+def test_when_a_job_is_expected_to_start_is_in_wide_tables_and_in_others_if_known(desk: Desk) -> None:
+    from ascendrun.cli import output as out
+
+    starts_at_s = 1_763_686_400.0
+    assert "STARTS" not in desk.say("ps").out
+    header, row = desk.say("ps", "-o", "wide").out.splitlines()[:2]
+    assert row[header.index("STARTS") :].split()[0] == "-"
+    desk.cluster.view = make_job(start_expected_at_s=starts_at_s)
+    for argv in (["ps"], ["ps", "-o", "wide"]):
+        header, row = desk.say(*argv).out.splitlines()[:2]
+        assert row[header.index("STARTS") :].startswith(f"{out.describe_time(starts_at_s)}  ")
+    [job] = json.loads(desk.say("ps", "-o", "json").out)["jobs"]
+    assert job["start_expected_at"].startswith("2025-11-21T00:53:20")
+
+
 def test_an_empty_ps_says_where_ended_jobs_are(desk: Desk) -> None:
     desk.cluster.view = make_job(state="FAILED")
     result = desk.say("ps")

@@ -1,5 +1,7 @@
 """Stopping jobs: who waits, and what cannot be confirmed."""
 
+import json
+
 from tests.lib.story_cluster import Desk, end, make_job, run
 
 
@@ -10,6 +12,18 @@ def test_stop_waits_until_the_job_has_ended(desk: Desk) -> None:
     assert result.code == 0
     assert desk.cluster.calls == [("stop", "j-0001", True)]
     assert result.err.endswith("j-0001 STOPPED: stopped by you\n") and result.out == ""
+
+
+def test_what_a_command_changed_is_printed_for_programs(desk: Desk) -> None:
+    desk.cluster.story = [run(), *end("STOPPED", reason="stopped by you")]
+    [job] = json.loads(desk.say("stop", "j-0001", "-o", "json").out)["jobs"]
+    assert (job["id"], job["state"]) == ("j-0001", "STOPPED")
+    assert json.loads(desk.say("wait", "j-0001", "-o", "json").out)["state"] == "STOPPED"
+    (desk.folder / "bad.yaml").write_text("nodes: 0")
+    result = desk.say("validate", "bad.yaml", "all.hosts", "-o", "json")
+    assert result.code == 2 and len(json.loads(result.out)["problems"]) > 1 and result.err
+    assert json.loads(desk.say("validate", "all.hosts", "-o", "json").out)["problems"] == []
+    assert json.loads(desk.say("undrain", "n1", "--no-check", "-o", "json").out)["machines"] == []
 
 
 def test_stop_without_waiting_returns_at_once(desk: Desk) -> None:

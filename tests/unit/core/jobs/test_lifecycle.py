@@ -79,11 +79,11 @@ def test_what_most_hosts_refuse_is_wrong_with_the_job() -> None:
 def test_a_hold_is_recorded_with_its_user_and_ends_once() -> None:
     story = Story(make_job()).tell(inputs.HoldChanged("wang"), inputs.HoldChanged("wang"))
     assert story.job.held_by == "wang"
-    story.tell(inputs.HoldChanged(None), inputs.HoldChanged(None))
+    story.tell(inputs.HoldChanged(None, "li"), inputs.HoldChanged(None, "li"))
     assert story.job.held_by is None
     assert [(event.code, event.values) for event in story.events] == [
         ("hold-started", {"by": "wang"}),
-        ("hold-ended", {"by": "wang"}),
+        ("hold-ended", {"by": "wang", "ended_by": "li"}),
     ]
 
 

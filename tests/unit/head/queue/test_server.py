@@ -10,13 +10,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ascendrun.core.errors import AscendrunError, ConflictError, NotFoundError, UnreachableError
+from ascendrun.core.errors import AscendrunError, ConflictError, UnreachableError
 from ascendrun.core.jobs.fair_share import Account, FairShare, SharePolicy, Usage
 from ascendrun.core.jobs.reasons import Reason
 from ascendrun.head.protocol.messages import Request
@@ -24,8 +23,8 @@ from ascendrun.head.queue import board as boards
 from ascendrun.head.queue.board import FRESH_S, GRANT_S, KEPT_S, SETTLE_S, Board
 from ascendrun.head.queue.client import QueueClient
 from ascendrun.head.queue.entries import JOBS, load_entries
-from ascendrun.head.queue.messages import Answer, Contend, Decided, ListQueue, QueueRow, StopOther
-from ascendrun.head.queue.server import QueueServer
+from ascendrun.head.queue.messages import Answer, Contend, Decided, ListQueue, QueryAdmin, QueueRow
+from ascendrun.head.queue.server import LOCK_NAME, QueueServer
 from ascendrun.node import wire
 
 ROOT, ALICE, BOB = 0, 1, 2  # root, daemon, bin: everywhere
@@ -82,6 +81,7 @@ class World:
     def start(self, **options: Any) -> None:
         self.server = QueueServer(self.folder, Board(self.share, self.clock, self.clock), **options)
         self.server.start()
+        self.user(ROOT, "first").report()
 
     def restart(self, **options: Any) -> None:
         self.server.close()
@@ -179,8 +179,8 @@ def test_a_grant_ends_when_its_job_gives_it_back_or_cannot_use_it(world: World) 
     assert alice.hosts(job(1, "a", "b", since_s=50.0, unusable=["a", "b"])) == ()
     assert bob.hosts(job(1, "b")) == ("b",)
     board = Board(FairShare(SharePolicy(), Usage()), world.clock, world.clock)
-    world.clock.now += SETTLE_S
     board.report("me", "h", load_entries([job(1, "a")]))
+    world.clock.now += SETTLE_S
     board.decide()
     board.report("me", "h", load_entries([job(1, "a", unusable=["a"])]))
     assert board.answers("me", "h") == {}, "nor is it repeated before the next decision"
@@ -210,6 +210,19 @@ def test_a_new_server_grants_nothing_until_the_others_have_reported(world: World
     alice.report(job(1, "a", state="RUNNING"))
     world.clock.now += SETTLE_S
     assert bob.ask("j-0002").hosts == ("b",) and bob.ask("j-0001").hosts == ()
+
+
+def test_a_server_that_waited_on_a_standby_grants_nothing_until_the_others_have_reported(world: World) -> None:
+    board = Board(world.share, world.clock, world.clock)
+    world.clock.now += 86_400.0
+    board.report("bin", "h", load_entries([job(1, "a"), job(2, "b")]))
+    board.decide()
+    assert {one.reason and one.reason.code for one in board.answers("bin", "h").values()} == {"queue-opens"}
+    board.report("daemon", "h", load_entries([job(1, "a", state="RUNNING")]))
+    world.clock.now += SETTLE_S
+    board.decide()
+    found = board.answers("bin", "h")
+    assert (found["j-0001"].hosts, found["j-0002"].hosts) == ((), ("b",))
 
 
 def test_one_who_floods_is_refused_and_the_others_are_served(world: World) -> None:
@@ -280,39 +293,13 @@ def test_nobody_can_be_somebody_else(world: World) -> None:
     assert set(world.rows()) == {"daemon/j-0001", "bin/j-0001"}, "equal ids and heads of two users"
 
 
-@pytest.mark.parametrize(("admins", "may_stop"), [((), False), (("bin",), True), (("@bin",), True), (("@sys",), False)])
-def test_only_administrators_stop_a_job_of_another_user(world: World, admins: tuple[str, ...], may_stop: bool) -> None:
+@pytest.mark.parametrize(("admins", "is_admin"), [((), False), (("bin",), True), (("@bin",), True), (("@sys",), False)])
+def test_the_server_decides_who_is_an_administrator(world: World, admins: tuple[str, ...], is_admin: bool) -> None:
     world.restart(admins=admins)
-    alice, bob, root = world.user(ALICE), world.user(BOB), world.user(ROOT)
-    alice.report(job(1, "a", state="RUNNING"))
-    with ThreadPoolExecutor(1) as pool:
-        for user in (root, *([bob] if may_stop else [])):
-            stop = pool.submit(user.client.call, StopOther("daemon", "j-0001", now=True))
-            orders: tuple[Any, ...] = ()
-            while not orders:
-                orders = alice.client.call(Contend(alice.head)).stops
-            stop.result()
-            [order] = orders
-            assert (order.job, order.now, order.by.partition("@")[0]) == ("j-0001", True, user.name)
-    if not may_stop:
-        with pytest.raises(ConflictError) as caught:
-            bob.client.call(StopOther("daemon", "j-0001"))
-        assert caught.value.hint.values["admins"] == ["root", *admins]  # type: ignore[union-attr]
-    assert alice.client.call(Contend(alice.head)).stops == (), "each once"
-
-
-def test_a_stop_that_reaches_no_controller_is_an_error(world: World) -> None:
-    alice, root = world.user(ALICE), world.user(ROOT)
-    with pytest.raises(NotFoundError):
-        root.client.call(StopOther("daemon", "j-0001"))
-    alice.report(job(1, "a"))
-    world.user(ALICE, "other").report(job(1, "b"))
-    with pytest.raises(ConflictError):
-        root.client.call(StopOther("daemon", "j-0001"))
-    alice.report(job(2, "a"))
-    world.clock.now += FRESH_S + 1
-    with pytest.raises(UnreachableError):
-        root.client.call(StopOther("daemon", "j-0002"))
+    alice = world.user(ALICE)
+    found = {uid: alice.client.call(QueryAdmin(uid)) for uid in (ROOT, BOB, ALICE, 4_000_000)}
+    assert [one.is_admin for one in found.values()] == [True, is_admin, False, False]
+    assert {one.names for one in found.values()} == {("root", *admins)}
 
 
 def test_a_group_keeps_the_others_out_and_a_directory_of_others_is_not_trusted(world: World) -> None:
@@ -338,6 +325,7 @@ def test_the_command_serves_once_and_keeps_what_was_used(world: World) -> None:
             assert time.monotonic() < deadline and first.poll() is None
         assert subprocess.run(argv, env=environ, capture_output=True, check=False).returncode == ConflictError.exit_code
         assert (folder.stat().st_mode & 0o777, (folder / QueueClient.NAME).stat().st_mode & 0o777) == (0o755, 0o666)
+        assert (folder / LOCK_NAME).stat().st_mode & 0o777 == 0o600, "who may open it may lock it"
         first.terminate()
     assert json.loads((folder / "usage.json").read_bytes())["accounts"] == []
     folder.chmod(0o775)
