@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Bytes = Union[bytes, bytearray, memoryview]
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of the requests, replies and events between head and agent, sent in the agent's first event (`hello`).
 Raise it when one of them changes: the head uses agents of its own version only."""
 MAGIC = b"\nASCENDRUN-AGENT 1\n"
@@ -28,8 +28,9 @@ HEADER_LIMIT = 16 << 20
 BODY_LIMIT = 4 << 20
 BEAT_S = 2.0
 """The agent sends `beat` at least this often while it follows an attempt and has nothing else to send."""
-RESTING_BEAT_S = 5.0
-"""The same without an attempt: each beat costs the head a packet, and hundreds of nodes may be idle."""
+RESTING_BEAT_S = 25.0
+"""The same without an attempt, when the agent rests: longer than HEAD_BEAT_S, so that replies to pings are enough. A
+beat has whether the next one is that late (`rests`)."""
 HEAD_BEAT_S = 20.0
 """The head sends `ping` when it has sent nothing else for so long."""
 HEAD_SILENT_S = 75.0

@@ -18,7 +18,7 @@ from typing import Callable, NamedTuple, Protocol
 from ascendrun.core.errors import AscendrunError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
-from ascendrun.head.protocol.agent_bootstrap import AgentImage, internal_failure
+from ascendrun.head.protocol.agent_bootstrap import AgentImage, connect
 from ascendrun.head.protocol.agent_messages import Exec, ExecReply
 from ascendrun.head.protocol.messages import R, Request
 from ascendrun.head.protocol.remote import AgentConnection, ConnectionListener, Fence, Reply
@@ -28,8 +28,9 @@ from ascendrun.text import Text
 CONNECTING_AT_ONCE = 32
 """More concurrent handshakes compete for the interpreter lock: about 32 measured best for any number of hosts."""
 SENDING_AT_ONCE = 16
-MANY, TURNS = 256, 4
-"""More connections than MANY have their deadlines checked in up to so many turns, within a second or so."""
+MANY, TURNS, RESTING_TURNS = 256, 4, 2
+"""More connections than MANY have their deadlines checked in up to so many turns, within a second or so, and those that
+rest in two seconds: far from AWAY_S, after which silence would be forgiven as a suspension of this process."""
 TURN_SLACK_S = 0.1
 REST_S = 60.0
 """Seconds after its command in which a connection without an agent is kept for the next one."""
@@ -156,18 +157,26 @@ class Connections:
             self._links[key] = link
         return link
 
+    @property
+    def count(self) -> int:
+        """Number of hosts."""
+        return len(self._links)
+
     def __iter__(self) -> Iterator[AgentConnection]:
         return iter(tuple(self._links.values()))
 
     def tick(self, now: float | None = None) -> None:
-        """Call at least once a second. Where it is called more often, many connections take turns. `now`: monotonic."""
+        """Call at least once a second. Where it is called more often, many connections take turns; those that rest
+        always do. `now`: monotonic."""
         now, before = time.monotonic() if now is None else now, self._ticked_mono
         self._close_rested(now - REST_S)
         links = tuple(self._links.values())
         turns = min(TURNS, 1 + len(links) // MANY) if now - before < 1.0 / TURNS + TURN_SLACK_S else 1
-        self._ticked_mono, self._turn = now, (self._turn + 1) % turns
-        for link in links[self._turn :: turns]:
-            link.tick()
+        self._ticked_mono, self._turn = now, self._turn + 1
+        resting = self._turn // turns % RESTING_TURNS
+        for place, link in enumerate(links[self._turn % turns :: turns]):
+            if place % RESTING_TURNS == resting or not link.is_resting:
+                link.tick()
 
     def _close_rested(self, until_mono: float) -> None:
         with self._making:
@@ -278,11 +287,10 @@ class OneShotCommand:
             except (AscendrunError, StreamClosedError):  # it was lost while it rested
                 self._connection.close()
         try:
-            connection = self._backend.connect(self._host)
-        except Exception as error:  # an internal error in a worker thread would be lost with its future
-            why = error if isinstance(error, AscendrunError) else internal_failure(self._host.name, error)
+            connection = connect(self._backend, self._host)
+        except AscendrunError as error:
             self._link.call(self._request, deadline_s=self._deadline_s, done=self._done)
-            self._link.fail(self._turn, why)
+            self._link.fail(self._turn, error)
             return
         self._connection = connection
         try:

@@ -21,6 +21,7 @@ from ascendrun.head.protocol.lease_messages import ClaimHead, RenewHead, Vote
 from ascendrun.head.protocol.remote import ConnectionListener, Reply, boot_s
 from ascendrun.head.ssh.transport import Backend
 from ascendrun.head.state.store_file import HeadFile, StoreFile, continues_elsewhere
+from ascendrun.head.waiting import get_within
 from ascendrun.node import wire
 from ascendrun.node.loader import read_sources
 from ascendrun.text import Text
@@ -77,7 +78,7 @@ class Voters:
         votes = Votes(self._standby.majority)
         while len(votes.votes) < len(self._standby.voters) and not votes.is_granted:
             try:
-                name, reply = replies.get(timeout=TICK_S)
+                name, reply = get_within(replies, TICK_S)
             except queue.Empty:
                 self._links.tick()  # ends what has waited for too long
                 continue

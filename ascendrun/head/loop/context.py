@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ascendrun.head.protocol.file_messages import ArtifactData
     from ascendrun.head.protocol.remote import AgentConnection
     from ascendrun.head.queue.client import SharedQueue
-    from ascendrun.head.queue.visible import VisibleJobs
+    from ascendrun.head.queue.others import OtherUsers
     from ascendrun.head.spool.artifact_fetch import ArtifactFetcher
     from ascendrun.head.spool.output_fetch import OutputFetcher
     from ascendrun.head.spool.sample_ingest import SampleIngest
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 class Context:
     """Use from the controller's thread. `post` runs a call there, in order. `queue`: decides where jobs start; None:
-    this controller does. `visible_jobs`: serves other users of that queue. `lease`: of a head with a standby; without
+    this controller does. `other_users`: serves other users of that queue. `lease`: of a head with a standby; without
     it nothing changes on nodes."""
 
     def __init__(self, store: Store, links: Connections, retention: Retention, guard: Guard) -> None:
@@ -39,7 +39,7 @@ class Context:
         self.state_dir: Path = store.path.parent
         self.steps = JobSteps(store, guard)
         self.queue: SharedQueue | None = None
-        self.visible_jobs: VisibleJobs | None = None
+        self.other_users: OtherUsers | None = None
         self.replica = Replica(store, links.post, guard)
         self.steps.after = lambda call: self.replica.after(call)
         self.lease: HeadLease | None = None
@@ -126,7 +126,7 @@ class Context:
     def close(self) -> None:
         if self.queue is not None:
             self.queue.close()
-        if self.visible_jobs is not None:
-            self.visible_jobs.close()
+        if self.other_users is not None:
+            self.other_users.close()
         if "samples" in vars(self):
             self.samples.close()

@@ -40,6 +40,7 @@ from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.state_dir import clock_now
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.store_file import LostLeaseError, give_up
+from ascendrun.head.waiting import get_within
 from ascendrun.node.loader import read_sources
 from ascendrun.node.procs import boot_id
 
@@ -56,12 +57,20 @@ AWAY_S = 5.0
 """A longer time between two ticks means that this process was suspended, or that the clock was set."""
 TOGETHER = 1000
 """Posted calls that run before their results are stored: a thousand ranks start in few commits."""
+SWITCH_S, SWITCH_HOSTS = 0.0005, 100
+"""Python lets a busy thread run for 5 ms, and who handles a reply would wait so long after each system call. With more
+hosts the time grows, to 5 ms with 1000: the loop is what is busy then, and with less it is late by seconds."""
 IDLE_S = 600.0
 """Seconds without a live job and a request after which the controller ends; connections stay open until then."""
 
 
 ALLOCATOR = {-8: 1, -3: 32 << 10, -1: 128 << 10}
 """M_ARENA_MAX, M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of glibc's malloc.h, with the values of `give_back_memory`."""
+
+
+def switch_interval_s(hosts: int) -> float:
+    """Return how long a thread runs before another one gets the interpreter, with so many connections."""
+    return SWITCH_S * max(1.0, hosts / SWITCH_HOSTS)
 
 
 def give_back_memory() -> None:
@@ -119,11 +128,13 @@ class Controller:
             {messages.Status: self._status, messages.Shutdown: self._shutdown, messages.CheckStore: self._check_store}
         )
         if shared_queue is not None:
+            from ascendrun.head.loop.machine.share_use import known_here
             from ascendrun.head.queue.client import SharedQueue
-            from ascendrun.head.queue.visible import VisibleJobs
+            from ascendrun.head.queue.others import OtherUsers
 
-            self._context.queue = SharedQueue(shared_queue, self._store.head_id, self.post, self._requests.stop_ordered)
-            self._context.visible_jobs = VisibleJobs(shared_queue, state_dir)
+            known = partial(known_here, state_dir)
+            self._context.queue = SharedQueue(shared_queue, self._store.head_id, self.post, known)
+            self._context.other_users = OtherUsers(shared_queue, state_dir)
         self._watch = LoopWatch()
         self._pulse = PulseWriter(state_dir, release, self._watch)
         self._ticked = (time.monotonic(), time.time())
@@ -201,7 +212,7 @@ class Controller:
         self._watch.start()
         try:
             while not self._is_over:
-                calls = self._next_calls(max(0.0, next_tick - time.monotonic()))
+                calls = self._next_calls(next_tick - time.monotonic())
                 for call in calls:
                     self._guard(call)
                 if time.monotonic() >= next_tick:
@@ -238,7 +249,7 @@ class Controller:
         """Return the posted calls when there are any; [] after `timeout_s`. Calls of one batch are stored together."""
         calls: list[Callable[[], None]] = []
         try:
-            calls.append(self._inbox.get(timeout=timeout_s))
+            calls.append(get_within(self._inbox, timeout_s))
             while len(calls) < TOGETHER:
                 calls.append(self._inbox.get_nowait())
         except queue.Empty:
@@ -250,6 +261,7 @@ class Controller:
 
     def _tick(self) -> None:
         was_away = self._was_away()
+        sys.setswitchinterval(switch_interval_s(self._links.count))
         if not self._store.is_in_place():
             self._heal()
         self._links.tick()

@@ -169,7 +169,6 @@ def run_controller(
                 shared_queue=shared_queue,
                 standby=standby,
             )
-            sys.setswitchinterval(SWITCH_S)
             controller.run()
             if controller.restarts:
                 _replace_process(lock_fd)
@@ -183,11 +182,6 @@ def refuse_superseded(state_dir: Path) -> None:
     host = superseded_by(state_dir)
     if host is not None:
         raise SupersededError(continues_elsewhere(host), hint=Text("standby.elsewhere", "run commands on that machine"))
-
-
-SWITCH_S = 0.0005
-"""Python lets a busy thread run for 5 ms: while a thousand hosts connect, the loop waits so long after each system
-call."""
 
 
 @contextmanager

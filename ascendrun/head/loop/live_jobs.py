@@ -58,8 +58,9 @@ class LiveJobs:
     def __bool__(self) -> bool:
         records = self.machines.records if "machines" in vars(self) else None
         has_more = records is not None and (records.has_found or records.has_unsaved)
-        queue = self.context.queue
-        return bool(self.steps.runners) or has_more or (queue is not None and queue.is_open)
+        queue = self.context.queue  # a head with a standby learns of drains for it
+        has_queue = queue is not None and (queue.is_open or self.context.lease is not None)
+        return bool(self.steps.runners) or has_more or has_queue
 
     def is_busy(self, *, now_s: float) -> bool:
         """Return whether a job is live, or has ended so recently that its last bytes may still arrive."""

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 KEPT_FILES = frozenset({job_files.COPY_FILE, job_files.RECORD_FILE, job_files.PRUNED_FILE})
 NODE_S = 600.0
 REQUESTED = "requested"
+LATER = Text("remove.copying.hint", "repeat the command later, or add --force")
 """Why something was removed."""
 _PACKED = re.compile(r"([0-9a-f]{64})\.tar")
 
@@ -250,15 +251,9 @@ class RemoveOperation(HostOperation):
         if self._request.force:
             return
         if job.id in live:
-            raise ConflictError(
-                Text("remove.copying", "logs of {job} are still being copied", job=job.id),
-                hint=Text("remove.copying.hint", "repeat the command later, or add --force"),
-            )
+            raise ConflictError(Text("remove.copying", "logs of {job} are still being copied", job=job.id), hint=LATER)
         if job.id in self._outputs.jobs_now():
-            raise ConflictError(
-                Text("remove.fetching", "files of {job} are being copied", job=job.id),
-                hint=Text("remove.copying.hint", "repeat the command later, or add --force"),
-            )
+            raise ConflictError(Text("remove.fetching", "files of {job} are being copied", job=job.id), hint=LATER)
         waiting = job_files.read_waiting(self._state_dir, job.id)
         if waiting:
             raise ConflictError(

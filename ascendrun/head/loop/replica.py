@@ -179,11 +179,9 @@ class Replica:
 
     def _follow(self, request: Follow, answer: Answer) -> None:
         if self._voters is None:
-            raise ConflictError.of(
-                "standby.not-set",
-                "the settings have no standby",
-                "write the block `standby` into the settings of both machines: docs/standby.md",
-            )
+            from ascendrun.core.standby_settings import not_set  # with pydantic: few controllers need it
+
+            raise not_set(ConflictError)
         if self._waits and HEAD_FILE not in request.groups:
             self.leave()  # it is not the copy of which the voters know
             raise UnreachableError(Text("standby.new-copy", "the voters know of an older copy"))

@@ -8,15 +8,17 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from types import CodeType, FrameType
 
+import ascendrun
 from ascendrun.core.pulse import Stall
 
 STALL_S = 0.5
 """A beat that is later is reported."""
 LOOK_S = 0.2
 RECENT_S = 60.0
-_PACKAGE = "/ascendrun/"
+_PACKAGE = f"{Path(ascendrun.__file__).parent}/"
 _PASSED_ON = frozenset(("<lambda>", "__call__", "_tick"))
 """Names of functions that only pass the call on."""
 
@@ -82,7 +84,7 @@ def describe(frame: FrameType, loop: CodeType) -> tuple[str, str]:
     ours: list[FrameType] = []
     one: FrameType | None = frame
     while one is not None and one.f_code is not loop:
-        if _PACKAGE in one.f_code.co_filename:
+        if one.f_code.co_filename.startswith(_PACKAGE):
             ours.append(one)
         one = one.f_back
     called = [one for one in ours if one.f_code.co_name not in _PASSED_ON]
@@ -90,4 +92,4 @@ def describe(frame: FrameType, loop: CodeType) -> tuple[str, str]:
 
 
 def _place(frame: FrameType) -> str:
-    return f"{frame.f_code.co_name} ({frame.f_code.co_filename.rpartition(_PACKAGE)[2]})"
+    return f"{frame.f_code.co_name} ({frame.f_code.co_filename[len(_PACKAGE) :]})"

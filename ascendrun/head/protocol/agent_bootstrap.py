@@ -9,8 +9,10 @@ from typing import Any
 
 from ascendrun.core import errors
 from ascendrun.core.dataclass import dataclass
+from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
 from ascendrun.head.protocol.messages import OTHER_VERSION_HINT
+from ascendrun.head.ssh.transport import Backend, Connection
 from ascendrun.node import loader, wire
 from ascendrun.node.loader import pack_agent
 from ascendrun.text import Text
@@ -209,6 +211,16 @@ def internal_failure(host: str, error: Exception) -> errors.UnreachableError:
     """Make the error for an internal error while connecting."""
     what = f"{type(error).__name__}: {error}"
     return errors.UnreachableError.of("agent.internal", "{host}: internal error: {error}", host=host, error=what)
+
+
+def connect(backend: Backend, host: Host) -> Connection:
+    """Connect. Raises AscendrunError, also for an internal error, which a worker thread would lose with its future."""
+    try:
+        return backend.connect(host)
+    except errors.AscendrunError:
+        raise
+    except Exception as error:
+        raise internal_failure(host.name, error) from error
 
 
 def agent_start_timeout(host: str, limit_s: float) -> errors.UnreachableError:

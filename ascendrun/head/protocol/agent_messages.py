@@ -74,7 +74,7 @@ class ProbeReply(Message):
 
 
 class Probe(Request[ProbeReply], op="probe"):
-    """Query the node's report. `peers`: by host, its addresses and names; the first that resolves counts."""
+    """Query the node's report. `peers`: by host, its addresses and names; the first that has a route counts."""
 
     peers: Mapping[str, Sequence[str]]
 

@@ -94,7 +94,13 @@ class Offer(Request[OfferReply], op="offer"):
     identity: str
 
 
-class Take(Request[PutFileReply], op="take"):
+class TakeReply(PutFileReply):
+    """Reply to Take. `is_met`: whether the other node accepted a connection."""
+
+    is_met: bool = False
+
+
+class Take(Request[TakeReply], op="take"):
     """As for `put`, with bytes that another node offers at one of the addresses."""
 
     put: Mapping[str, Any]

@@ -120,7 +120,7 @@ class AgentConnection:
         """Consecutive failed connects and lost connections."""
         self._retry_mono = 0.0
         self._boot_deadline_mono: float | None = None
-        self._useless = (0.0, 0)
+        self._useless, self._rest_s = (0.0, 0), 0.0
         self._received_mono = self._sent_mono = self._ticked_mono = time.monotonic()
         self.heard_boot_s: float | None = None
         """Seconds from the boot of this machine to the last frame of an agent there; None: none came yet."""
@@ -133,13 +133,15 @@ class AgentConnection:
         assert self._info is not None
         return self._info
 
-    def silence_s(self) -> float:
-        """Return the seconds since the last frame of the agent (or since this was made)."""
-        return time.monotonic() - self._received_mono
+    @property
+    def is_resting(self) -> bool:
+        """Return whether no reply, no frame of a running attempt, no retry and no start is awaited."""
+        return self.is_up and self._rest_s > 0.0 and not self._pending and not self._outbox
 
     def liveness(self) -> str:
-        """Return ALIVE, SUSPECT (6 s without a frame) or UNREACHABLE (15 s, or a failed connect)."""
-        silence_s = self.silence_s()
+        """Return ALIVE, SUSPECT (6 s without a frame) or UNREACHABLE (15 s, or a failed connect). Both are later by
+        `_rest_s` for an agent that rests: it has announced that its next frame takes longer."""
+        silence_s = time.monotonic() - self._received_mono - self._rest_s
         if silence_s >= UNREACHABLE_S or (self.failures and not self.is_up):
             return "UNREACHABLE"
         return "SUSPECT" if silence_s >= SUSPECT_S else "ALIVE"
@@ -185,7 +187,8 @@ class AgentConnection:
         self._pump()
 
     def tick(self) -> None:
-        """Handle deadlines, missing frames and reconnects. Call a few times a second."""
+        """Handle deadlines, missing frames and reconnects. Call a few times a second, more rarely if `is_resting`, and
+        always within AWAY_S."""
         now = time.monotonic()
         expired: list[_Call] = []
         error: AscendrunError | None = None
@@ -194,7 +197,10 @@ class AgentConnection:
             for calls in (self._pending, self._outbox):
                 for request_id in [i for i, call in calls.items() if call.deadline_mono <= now]:
                     expired.append(calls.pop(request_id))
-            if self.is_up and now - self._received_mono > UNREACHABLE_S:
+            is_silent = self.is_up and now - self._received_mono > UNREACHABLE_S + self._rest_s
+            if is_silent and self._connection is not None and self._connection.has_unread():
+                self._received_mono = now - SUSPECT_S  # it is this process that is late: the host is not lost, nor seen
+            elif is_silent:
                 error = agent_bootstrap.no_reply(self.host.name, UNREACHABLE_S)
             elif self._boot_deadline_mono is not None and now > self._boot_deadline_mono:
                 error = agent_bootstrap.agent_start_timeout(self.host.name, BOOT_S)
@@ -242,12 +248,9 @@ class AgentConnection:
 
     def _connect(self, epoch: int) -> None:
         try:
-            connection = self._backend.connect(self.host)
-        except Exception as error:  # an internal error in a worker thread would be lost with its future
-            self.fail(
-                epoch,
-                error if isinstance(error, AscendrunError) else agent_bootstrap.internal_failure(self.host.name, error),
-            )
+            connection = agent_bootstrap.connect(self._backend, self.host)
+        except AscendrunError as error:
+            self.fail(epoch, error)
             return
         self._start_agent(epoch, connection)
 
@@ -273,8 +276,10 @@ class AgentConnection:
             self.fail(epoch, self._as_error(error))
             return
         with self._lock:
-            self._stream = stream
-            self._boot_deadline_mono = time.monotonic() + BOOT_S
+            if epoch == self._epoch:  # else it has failed already
+                self._stream = stream
+                if not self.is_up:  # the agent's first message may come before `open` returns
+                    self._boot_deadline_mono = time.monotonic() + BOOT_S
         if bootstrap.needs_input():
             self._sending.submit(self._send_input, epoch, bootstrap, stream)
 
@@ -320,7 +325,8 @@ class AgentConnection:
             self._take_info(epoch, header, bootstrap.login())
         elif kind is not None:
             self._listener.on_event(self, kind.from_header(header), body)
-        else:  # a heartbeat, whose arrival is sufficient
+        else:  # a heartbeat
+            self._rest_s = wire.RESTING_BEAT_S - wire.BEAT_S if header.get("rests") is True else 0.0
             self._count_useless()
 
     def _count_useless(self) -> None:
@@ -343,7 +349,7 @@ class AgentConnection:
             self._info, self.login = info, login
             self.peer_address = self._connection.peer_address if self._connection else None
             self.is_up, self._is_connecting, self.failures, self.last_error = True, False, 0, None
-            self._boot_deadline_mono = None
+            self._boot_deadline_mono, self._rest_s = None, 0.0
         self._listener.on_up(self)
         self._pump()
 

@@ -17,7 +17,7 @@ from typing import Any
 from ascendrun.core.retention import Retention, kind_of
 from ascendrun.head.state.state_dir import make_spool_dir
 from ascendrun.node.layout import PULLED_FILE
-from ascendrun.node.records import event_generations, parse_events
+from ascendrun.node.records import EVENTS, parse_events
 
 KEEP_BYTES = 16 << 30
 """Bytes that a node may keep of one attempt's logs; below that nothing is deleted there."""
@@ -39,25 +39,33 @@ class SpoolGapError(Exception):
 
 
 class NodeSpool:
-    """Copy of one node's files of one attempt. The sizes of the files are the only record of its progress."""
+    """Copy of one node's files of one attempt, of which this object is the only writer. The sizes of the files are the
+    only record of its progress. They are read once: each system call costs a turn of the interpreter, and hundreds of
+    nodes have thousands of files."""
 
     def __init__(self, folder: Path, limits: Mapping[str, int] | None = None) -> None:
         """`limits`: bytes of one file that are kept here, by its kind; None: the defaults."""
         self.folder = folder
         self._limits = Retention().file_limits() if limits is None else limits
         self._events_read: dict[int, int] = {}
+        self._sizes: dict[tuple[str, str], int] | None = None
         self._synced: dict[tuple[str, str], int] = {}
         self._writing = threading.Lock()  # a connection that is given up may still send while the next one does
 
     def offsets(self) -> dict[str, dict[str, int]]:
-        """Return {file: {generation: bytes that are here}}, as the agent's `follow` expects it."""
-        offsets: dict[str, dict[str, int]] = {}
-        if self.folder.is_dir():
-            for entry in os.scandir(self.folder):
-                match = PULLED_FILE.match(entry.name)
-                if match:
-                    offsets.setdefault(match.group(1), {})[match.group(2)] = entry.stat().st_size
-        return offsets
+        """Return {file: {generation: bytes that are here}}, as the agent's `follow` expects it. Raises OSError."""
+        if self._sizes is None:
+            self._sizes = {}  # a connection's thread may write meanwhile: what it notes is newer
+            for key, size in self._read_sizes().items():
+                self._sizes.setdefault(key, size)
+        return _by_file(list(self._sizes.items()))
+
+    def _read_sizes(self) -> dict[tuple[str, str], int]:
+        try:
+            found = [(PULLED_FILE.match(entry.name), entry) for entry in os.scandir(self.folder)]
+        except FileNotFoundError:
+            return {}
+        return {(match[1], match[2]): entry.stat().st_size for match, entry in found if match}
 
     def write(self, file: str, generation: int, offset: int, data: bytes) -> None:
         """Append the new part of `data`, which is at `offset` of the node's file.
@@ -69,12 +77,12 @@ class NodeSpool:
         if not PULLED_FILE.match(name):
             raise ValueError(f"a node sent a file named {name!r}")
         with self._writing:
-            self._append(name, offset, data, self._limits.get(kind_of(file)))
+            self._append((file, str(generation)), offset, data, self._limits.get(kind_of(file)))
 
-    def _append(self, name: str, offset: int, data: bytes, limit: int | None) -> None:
-        if not self.folder.is_dir():
-            make_spool_dir(self.folder)
-        fd = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    def _append(self, key: tuple[str, str], offset: int, data: bytes, limit: int | None) -> None:
+        name = ".".join(key)
+        fd = self._open(name)
+        size = 0
         try:
             size = os.fstat(fd).st_size
             if limit is not None and size >= limit:
@@ -84,11 +92,23 @@ class NodeSpool:
             rest = memoryview(data)[size - offset : None if limit is None else max(0, limit - offset)]
             if len(rest) >= HOLE_BYTES and data.count(0) == len(data):
                 os.ftruncate(fd, size + len(rest))  # a hole of a sparse file stays one
+                size += len(rest)
                 return
             while rest:
-                rest = rest[os.write(fd, rest) :]
+                written = os.write(fd, rest)
+                size, rest = size + written, rest[written:]
         finally:
             os.close(fd)
+            if self._sizes is not None:
+                self._sizes[key] = size
+
+    def _open(self, name: str) -> int:
+        path, flags = f"{self.folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        try:
+            return os.open(path, flags, 0o600)  # not after a check: each system call costs a turn of the interpreter
+        except FileNotFoundError:
+            make_spool_dir(self.folder)
+            return os.open(path, flags, 0o600)
 
     def new_events(self) -> Sequence[Mapping[str, Any]]:
         """Return the complete lines of the node's `events` that were not returned before, in order.
@@ -96,8 +116,10 @@ class NodeSpool:
         A torn line (a power failure, a full disk) is skipped, as on the node itself. A new generation repeats records.
         """
         found: list[dict[str, Any]] = []
-        for generation in event_generations(str(self.folder)):
-            with open(self.folder / f"events.{generation}", "rb") as file:
+        for generation, size in sorted((int(one), size) for one, size in self.offsets().get(EVENTS, {}).items()):
+            if size <= self._events_read.get(generation, 0):
+                continue
+            with open(self.folder / f"{EVENTS}.{generation}", "rb") as file:
                 file.seek(self._events_read.get(generation, 0))
                 data = file.read()
             end = data.rfind(b"\n") + 1
@@ -115,7 +137,8 @@ class NodeSpool:
         The newest generation here of a file may still grow and is omitted. Raises OSError.
         """
         safe: dict[str, dict[str, int]] = {}
-        for file, generations in self.offsets().items():
+        here = _by_file(self._read_sizes().items())  # as the disk has it: what is safe, the node deletes
+        for file, generations in here.items():
             if not LOG_FILE.match(file[: -len(".times")] if file.endswith(".times") else file):
                 continue
             newest = max(int(generation) for generation in generations)
@@ -136,6 +159,13 @@ class NodeSpool:
             for generation, size in generations.items()
             if have.get(file, {}).get(generation, 0) < min(size, self._limits.get(kind_of(file), size))
         )
+
+
+def _by_file(sizes: Iterable[tuple[tuple[str, str], int]]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for (file, generation), size in sizes:
+        found.setdefault(file, {})[generation] = size
+    return found
 
 
 class LogPruner:

@@ -40,8 +40,9 @@ DIRECT, FAN_OUT = 4, 4
 """Hosts that this machine, and a host, send to at a time; with fewer than twice as many there is no relay."""
 RELAY_BYTES = 4 << 20
 """A smaller file is sent sooner than its relay is arranged."""
-STALLS = 2
-"""Replies without a new byte after which a host has another source."""
+PATIENCE, UNMET = 10, 5
+"""Replies without a new byte after which a host has another source, which may wait for bytes itself; and as how many of
+them a reply counts if the source accepted no connection."""
 UNREACHED = 3
 """Sources that were lost before any host had a byte from another one."""
 
@@ -190,12 +191,15 @@ class Exchange:
     def _read(self, source: Source, have: int, arrived: Callable[[int], None]) -> Relaying[tuple[int, bool]]:
         take = Take(self._put, self._relay.identity, self._relay.addresses[source.host or ""], source.port)
         stalls = 0
-        while stalls < STALLS and source in self._sources:
+        while stalls < PATIENCE and source in self._sources:
             reply = message_of((yield take, b"", BLOCK_S + self._request.size_bytes / HASH_BYTES_PER_S))
             if reply.done:
                 return reply.have, True
             self._passed += max(0, reply.have - have)
-            stalls = STALLS if reply.have < have else stalls + 1 if reply.have == have else 0
+            if reply.have == have:
+                stalls += 1 if reply.is_met else UNMET
+            else:
+                stalls = PATIENCE if reply.have < have else 0
             have = reply.have
             arrived(have)
         if source in self._sources:

@@ -1,69 +1,44 @@
-"""Stores the output of the nodes' samplers in the sample store, in a separate thread: the controller never waits.
+"""Passes the output of the nodes' samplers to the process that keeps it: the controller never waits.
 
     take(source, generation, offset, data), any thread         bytes of a followed file, in any pieces
-    a batch a second: lines -> samples -> store, with the read offset in the same transaction
+    a thread passes them on in frames to sample_writer.py, which reads and stores them
 
-If the store cannot write (a full disk, a lock, a damaged file), this is logged once, new data is dropped, and the store
-is retried periodically. Then the offset of each file is reset to that in the store, so the next bytes do not fit, and
-the file is followed again from there: nothing is lost that the node still has.
+If that process cannot write (a full disk, a lock, a damaged file) or is killed, this is logged once, new data is
+dropped, and another process is started after a pause. Then the offset of each file is reset to that in the store, so
+the next bytes do not fit, and the file is followed again from there: nothing is lost that the node still has.
 """
 
 from __future__ import annotations
 
-import json
 import queue
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Union
+from typing import IO, Any, Callable, Union
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.errors import AscendrunError
-from ascendrun.core.samples import DeviceDetail, Newest, RawText, Sample
+from ascendrun.core.metrics import parse_object
+from ascendrun.core.samples import DeviceSample, HostSample, Newest, Source
 from ascendrun.head.state.sample_store import KNOWN_GENERATIONS, SampleStore
-from ascendrun.head.state.state_dir import StoreDamagedError, set_aside
-from ascendrun.node.failpoint import failpoint
+from ascendrun.head.waiting import get_within
+from ascendrun.node import wire
+from ascendrun.node.files import write_all
 
-if TYPE_CHECKING:
-    from ascendrun.health.samples.sample_lines import LineReader
-
-GATHER_S = 0.5
-"""Seconds after the first bytes during which further bytes go into the same transaction."""
-TEND_S = 30.0
 RETRY_S = 15.0
 START_BUSY_S = 0.2
 """Seconds for SQLite's locks at the start: the controller waits for it."""
+CLOSE_S = 10.0
+TEND_S = 30.0
+"""Seconds without samples after which the process is started all the same: it removes old ones."""
 MOST_WAITING_BYTES = 32 << 20
-"""Bytes that wait to be read, as if all pieces were as long as the one that arrives."""
+"""Bytes that wait to be passed on, as if all pieces were as long as the one that arrives."""
 MOST_AT_ONCE = 1000
-"""Arrivals in one transaction."""
-LINE_BYTES = 4 << 20
-"""Longer lines are not from the sampler."""
-UNREAD = "sampler"
-"""Name in place of the tool for an unreadable line."""
-WHY_CHARS = 200
-MOST_UNREAD = 100
-STEP_PAUSE_S = 0.02
-"""Seconds between two steps of summing up: arriving samples take precedence."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """The samples of one attempt on one host. `every_s`: interval of the samples."""
-
-    tag: str
-    host: str
-    job: str
-    attempt: int
-    every_s: float
-
-    @property
-    def name(self) -> str:
-        return f"{self.tag}/{self.host}"
+"""Arrivals in one write."""
 
 
 Places = dict[int, int]
@@ -96,24 +71,22 @@ class _Finished:
     name: str
 
 
-_Arrival = Union[_Piece, _Lines, _Finished, None]
-"""None: the ingest is over."""
-
-
 @dataclass(frozen=True)
-class _Batch:
-    """What was read for one transaction. `progress`: up to where, by source and generation."""
+class _Ended:
+    """A process has ended. `fault`: what it reported, None: it was killed."""
 
-    samples: list[Sample] = field(default_factory=list)
-    raw: list[RawText] = field(default_factory=list)
-    details: list[DeviceDetail] = field(default_factory=list)
-    progress: dict[tuple[str, int], int] = field(default_factory=dict)
+    process: subprocess.Popen[bytes]
+    fault: str | None
+
+
+_Arrival = Union[_Piece, _Lines, _Finished, _Ended, None]
+"""None: the ingest is over."""
 
 
 class SampleIngest:
     """One for each controller; `start` before use, `close` at the end. `alone(source, bool)`: whether rank 0 has no
-    connection to another rank, at each change. `separate(source, world size)` is called in the
-    class's thread when processes of a host first train without the other hosts of their job; None: not reported."""
+    connection to another rank, at each change. `separate(source, world size)` is called in a thread of this class when
+    processes of a host first train without the other hosts of their job; None: not reported."""
 
     def __init__(
         self,
@@ -123,20 +96,15 @@ class SampleIngest:
         alone: Callable[[Source, bool], None] | None = None,
     ) -> None:
         self._state_dir = state_dir
-        self._separate = separate
-        self._separated: set[str] = set()
-        self._alone, self._are_alone = alone, dict[str, bool]()
+        self._separate, self._alone = separate, alone
         # No lock: a thousand connections' threads, the controller's and this one would wait for each other.
         self._arrived: queue.SimpleQueue[_Arrival] = queue.SimpleQueue()
         self._received: dict[str, Places] = {}
         self._known: Mapping[str, Mapping[int, int]] = {}
         self._thread = threading.Thread(target=self._run, name="samples", daemon=True)
         # State of the thread
-        self._store: SampleStore | None = None
-        self._readers: dict[str, LineReader] = {}
-        self._tails: dict[tuple[str, int], bytes] = {}
+        self._process: subprocess.Popen[bytes] | None = None
         self._last_fault = ""
-        self._unread: set[tuple[str, str]] = set()
         self._retry_mono = 0.0
 
     def start(self) -> None:
@@ -145,13 +113,13 @@ class SampleIngest:
             with SampleStore.open_for_reading(self._state_dir, busy_s=START_BUSY_S) as store:
                 self._known = store.all_progress()
         except AscendrunError as error:
-            self._log_error(error)
+            self._log_fault(f"{error} ({error.hint})" if error.hint else str(error))
         self._thread.start()
 
     def close(self) -> None:
         """Store the received data; wait a little for that."""
         self._arrived.put(None)
-        self._thread.join(5.0)
+        self._thread.join(CLOSE_S)
 
     # From any thread; of one source, one at a time
 
@@ -191,193 +159,136 @@ class SampleIngest:
     # The thread
 
     def _run(self) -> None:
-        next_tend_mono = time.monotonic() + TEND_S
         is_over = False
-        while not (is_over and self._arrived.empty()):
-            arrived = self._next(next_tend_mono)
-            is_over = is_over or None in arrived
+        while not is_over:
+            arrived = self._next()
+            is_over = None in arrived
             try:
                 self._work(arrived)
-                if time.monotonic() >= next_tend_mono:
-                    next_tend_mono = time.monotonic() + (STEP_PAUSE_S if self._tend() else TEND_S)
             except Exception as error:  # costs samples, never the thread: each request must get a reply; the log has it
-                self._log_error(error)
-                next_tend_mono = time.monotonic() + TEND_S
-        if self._store is not None:
-            self._store.close()
+                self._give_up(f"{type(error).__name__}: {error}")
+        if self._process is not None:
+            _end(self._process)
 
-    def _next(self, until_mono: float) -> list[_Arrival]:
-        """Wait for the first bytes and what comes soon after them; whoever waits for a reply does not wait for more."""
+    def _next(self) -> list[_Arrival]:
+        """Wait for the first arrival, and return all that are there; [] if it is time to start the process anyway."""
         found: list[_Arrival] = []
+        rest_s = RETRY_S if self._last_fault else TEND_S
         with suppress(queue.Empty):
+            found.append(get_within(self._arrived, rest_s) if self._process is None else self._arrived.get())
             while len(found) < MOST_AT_ONCE:
-                found.append(self._arrived.get(timeout=max(0.0, until_mono - time.monotonic())))
-                until_mono = min(until_mono, time.monotonic() + GATHER_S) if isinstance(found[-1], _Piece) else 0.0
+                found.append(self._arrived.get_nowait())
         return found
 
     def _work(self, arrived: Sequence[_Arrival]) -> None:
-        batch = _Batch()
-        pieces = [one for one in arrived if isinstance(one, _Piece)]
-        asked = [one for one in arrived if isinstance(one, _Lines)]
-        store = self._open() if pieces or asked else None
-        for piece in pieces if store is not None else ():
-            if self._received.get(piece.source.name) is piece.places:
-                self._read(piece, batch)
-        answers = [(one, self._read_lines(one, batch)) for one in asked]
-        for one, newest in answers:
-            one.done(newest)
-        if store is not None and (batch.samples or batch.raw or batch.progress):
-            failpoint("samples.before_add")
-            try:
-                store.add(batch.samples, raw=batch.raw, details=batch.details, progress=batch.progress)
-            except AscendrunError as error:
-                self._give_up(error)
-            failpoint("samples.after_add")
-        for name in [one.name for one in arrived if isinstance(one, _Finished)]:
-            self._forget(name)
+        for one in arrived:
+            if isinstance(one, _Lines):
+                self._answer(one)
+            elif isinstance(one, _Ended) and one.process is self._process:
+                self._give_up(one.fault)
+        is_needed = any(isinstance(one, (_Piece, _Lines)) for one in arrived)
+        is_due = not arrived and (self._last_fault or (self._state_dir / SampleStore.FILE_NAME).exists())
+        if is_needed or is_due:
+            self._start()
+        if self._process is not None:
+            with suppress(OSError):  # it has ended, which arrives too
+                write_all(_input_of(self._process).fileno(), b"".join(map(self._frame, arrived)))
+        for one in arrived:
+            if isinstance(one, _Finished):
+                self._received.pop(one.name, None)
+                self._known = {other: places for other, places in self._known.items() if other != one.name}
 
-    def _read(self, piece: _Piece, batch: _Batch) -> None:
-        key = piece.source.name, piece.generation
-        whole, separator, tail = (self._tails.pop(key, b"") + piece.data).rpartition(b"\n")
-        if len(tail) > LINE_BYTES:
-            tail = b""
-        self._tails[key] = tail
-        self._tails.pop((piece.source.name, piece.generation - KNOWN_GENERATIONS), None)
-        batch.progress[key] = piece.end - len(tail)
-        for line in whole.split(b"\n") if separator else ():
-            values = _values(line)
-            self._read_line(self._reader(piece.source), values, piece.ahead_s, batch)
-            world, tag = values.get("own_world"), piece.source.tag
-            is_world = isinstance(world, int) and 0 < world < 10**7  # the job can write the file
-            if world is not None and is_world and self._separate is not None and tag not in self._separated:
-                self._separated.add(tag)
-                self._separate(piece.source, world)
-            alone = values.get("is_alone")
-            if isinstance(alone, bool) and self._alone is not None and self._are_alone.get(tag) is not alone:
-                self._are_alone[tag] = alone
-                self._alone(piece.source, alone)
+    def _frame(self, arrived: _Arrival) -> bytes:
+        if isinstance(arrived, _Piece) and self._received.get(arrived.source.name) is arrived.places:
+            header = {"source": list(vars(arrived.source).values()), "generation": arrived.generation}
+            return wire.pack({**header, "end": arrived.end, "ahead_s": arrived.ahead_s}, arrived.data)
+        if isinstance(arrived, _Lines):
+            with suppress(wire.FrameError):  # larger than any real reply
+                return wire.pack({"host": arrived.host, "lines": arrived.lines, "ahead_s": arrived.ahead_s})
+        return wire.pack({"finished": arrived.name}) if isinstance(arrived, _Finished) else b""
 
-    def _read_line(self, reader: LineReader, line: Mapping[str, Any], ahead_s: float, batch: _Batch) -> None:
-        """Read a line. If the reader fails on it, only this line is lost; it is kept raw and logged."""
-        try:
-            read = reader.read(line, ahead_s=ahead_s)
-        except Exception as error:  # an internal error: the lines around it are not affected
-            why = f"reading it failed: {type(error).__name__}: {error}"
-            batch.raw.append(RawText(time.time(), reader.host, UNREAD, json.dumps(line), why[:WHY_CHARS]))
-            self._log_unread(reader.host, why)
-            return
-        batch.samples.extend(read.samples)
-        batch.raw.extend(read.raw)
-        batch.details.extend(read.details)
+    @staticmethod
+    def _answer(asked: _Lines) -> None:
+        from ascendrun.head.spool.sample_writer import read_host
 
-    def _reader(self, source: Source) -> LineReader:
-        from ascendrun.health.samples.sample_lines import LineReader
-
-        if source.name not in self._readers:
-            self._readers[source.name] = LineReader(
-                source.host, job=source.job, attempt=source.attempt, every_s=source.every_s
+        samples = read_host(asked.host, asked.lines, asked.ahead_s).samples
+        asked.done(
+            Newest(
+                devices=tuple(one for one in samples if isinstance(one, DeviceSample)),
+                hosts=tuple(one for one in samples if isinstance(one, HostSample)),
             )
-        return self._readers[source.name]
-
-    def _read_lines(self, asked: _Lines, batch: _Batch) -> Newest:
-        """Read details first, so that the samples of the device tables contain them."""
-        from ascendrun.core.samples import DeviceSample, HostSample
-        from ascendrun.health.samples.device_samples import GPUS, TABLE
-        from ascendrun.health.samples.sample_lines import LineReader
-
-        reader = LineReader(asked.host)
-        read = _Batch()
-        unread: dict[tuple[str, str, str], RawText] = {}
-        lines = [line for line in asked.lines if isinstance(line, dict)]
-        for _ in range(2):  # the table maps chips to devices; the chips' values are then in its samples
-            read = _Batch(details=batch.details)
-            for line in sorted(lines, key=lambda line: line.get("tool") in (TABLE, GPUS)):
-                self._read_line(reader, line, asked.ahead_s, read)
-            unread.update({(one.tool, one.text, one.why): one for one in read.raw})
-        batch.samples.extend(read.samples)
-        batch.raw.extend(unread.values())
-        return Newest(
-            devices=tuple(one for one in read.samples if isinstance(one, DeviceSample)),
-            hosts=tuple(one for one in read.samples if isinstance(one, HostSample)),
         )
 
-    def _forget(self, name: str) -> None:
-        self._readers.pop(name, None)
-        for key in [key for key in self._tails if key[0] == name]:
-            del self._tails[key]
-        self._received.pop(name, None)
-        self._known = {other: places for other, places in self._known.items() if other != name}
-        if self._store is not None:
-            with suppress(AscendrunError):  # an extra row does no harm
-                self._store.forget_progress(name)
+    # The process
 
-    # The store
+    def _start(self) -> None:
+        """Start the process if there is none, and none failed a moment ago: without it new data is dropped."""
+        if self._process is not None or time.monotonic() < self._retry_mono:
+            return
+        argv = [sys.executable, "-m", "ascendrun.head.spool.sample_writer", str(self._state_dir)]
+        self._process = process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        first = parse_object(_output_of(process).readline(), most_bytes=None) or {}
+        if "known" not in first:
+            self._give_up(first.get("fault"))
+            return
+        known = {
+            source: {int(generation): offset for generation, offset in places.items()}
+            for source, places in first["known"].items()
+        }
+        if self._last_fault or known != self._known:
+            self._go_back(known)
+        threading.Thread(target=self._listen, args=(process,), name="samples-read", daemon=True).start()
 
-    def _tend(self) -> bool:
-        is_there = self._store or self._last_fault or (self._state_dir / SampleStore.FILE_NAME).exists()
-        store = self._open() if is_there else None
-        try:
-            return store is not None and store.tend(now_s=time.time())
-        except AscendrunError as error:
-            self._give_up(error)
-            return False
+    def _listen(self, process: subprocess.Popen[bytes]) -> None:
+        """Pass on what the process reports until it ends."""
+        fault = None
+        for line in _output_of(process):
+            values = parse_object(line, most_bytes=None) or {}  # {}: it was killed while it wrote the line
+            if "separate" in values and self._separate is not None:
+                self._separate(Source(*values["separate"]), values["world"])
+            elif "alone" in values and self._alone is not None:
+                self._alone(Source(*values["alone"]), values["is"])
+            fault = values.get("fault", fault)
+        self._arrived.put(_Ended(process, fault))
 
-    def _open(self) -> SampleStore | None:
-        """Open the store. None: it failed a moment ago, and new data is dropped."""
-        if self._store is None and time.monotonic() >= self._retry_mono:
-            try:
-                store = SampleStore.open(self._state_dir)
-                known = store.all_progress()
-            except AscendrunError as error:
-                self._give_up(error)
-                return None
-            self._store = store
-            if self._last_fault:
-                self._go_back(known)
-        return self._store
-
-    def _give_up(self, error: AscendrunError) -> None:
-        self._log_error(error)
+    def _give_up(self, fault: str | None) -> None:
         self._retry_mono = time.monotonic() + RETRY_S
-        if self._store is not None:
-            self._store.close()
-            self._store = None
-        if isinstance(error, StoreDamagedError):
-            with suppress(OSError):
-                set_aside(self._state_dir / SampleStore.FILE_NAME)
+        process, self._process = self._process, None
+        code = None if process is None else _end(process)
+        self._log_fault(fault or f"the process that keeps them ended with code {code}")
 
     def _go_back(self, known: Mapping[str, Mapping[int, int]]) -> None:
         """Reset offsets to those of the store: dropped data will be requested again."""
-        self._tails.clear()
         self._known = known
         self._received.clear()
-        self._last_fault = ""
-        _print("samples are kept again")
+        if self._last_fault:
+            self._last_fault = ""
+            _print("samples are kept again")
 
-    def _log_unread(self, host: str, why: str) -> None:
-        """Log once for each host and fault: a line arrives every few seconds."""
-        if (host, why) not in self._unread and len(self._unread) < MOST_UNREAD:
-            self._unread.add((host, why))
-            _print(f"a line of the samples of {host} could not be read and is kept as it came: {why[:WHY_CHARS]}")
-
-    def _log_error(self, error: Exception) -> None:
-        """Log a repeated error once; the log's own disk may be full."""
-        hint = getattr(error, "hint", None)
-        text = f"no samples are kept for now: {error}" + (f" ({hint})" if hint else "")
+    def _log_fault(self, fault: str) -> None:
+        """Log a repeated fault once; the log's own disk may be full."""
+        text = f"no samples are kept for now: {fault}"
         if text != self._last_fault:
             self._last_fault = text
             _print(text)
 
 
+def _input_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    assert process.stdin is not None
+    return process.stdin
+
+
+def _output_of(process: subprocess.Popen[bytes]) -> IO[bytes]:
+    assert process.stdout is not None
+    return process.stdout
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """End the input of the process; return its exit code when it has stored what it got."""
+    _input_of(process).close()
+    return process.wait()
+
+
 def _print(text: str) -> None:
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
-
-
-def _values(line: bytes) -> Mapping[str, Any]:
-    """Return the values; {} for a line that is not a JSON object."""
-    try:
-        values = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return values if isinstance(values, dict) else {}

@@ -263,8 +263,7 @@ def send_files(
             message_of(ask(link, deadline_s=BLOCK_S))
         return progress
     except OSError as error:
-        what = Text("outputs.io-error", "{path}: {error}", path=error.filename, error=error.strerror)
-        raise TransferError(Failure("io-error", what)) from error
+        raise TransferError(_io_error(error, error.filename)) from error
 
 
 def send_one(ask: Ask, path: Path, request: Put, arrived: Callable[[int], None]) -> None:
@@ -339,7 +338,10 @@ def not_written(error: OSError, into: Path) -> Failure:
     """Return the failure for an error of this machine's disk."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return disk_full(into)
-    path = error.filename or str(into)
+    return _io_error(error, error.filename or str(into))
+
+
+def _io_error(error: OSError, path: str) -> Failure:
     return Failure("io-error", Text("outputs.io-error", "{path}: {error}", path=path, error=error.strerror))
 
 

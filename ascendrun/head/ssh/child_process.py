@@ -204,6 +204,9 @@ class ChildConnection:
         self._streams.append(stream)
         return stream
 
+    def has_unread(self) -> bool:
+        return False
+
     def close(self) -> None:
         self._is_closed = True
         for stream in self._streams:

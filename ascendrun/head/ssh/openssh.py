@@ -136,6 +136,9 @@ class OpensshConnection:
                 login.stream.close()
         return login.stream
 
+    def has_unread(self) -> bool:
+        return False
+
     def close(self) -> None:
         with self._lock:
             self._is_closed = True

@@ -16,9 +16,11 @@ from typing import Any, Callable, Optional
 from ascendrun.core.errors import AuthenticationError, UnreachableError
 from ascendrun.head.ssh.config import SshTarget
 from ascendrun.head.ssh.host_keys import HostKey
+from ascendrun.head.ssh.hub import IDLE_POLL_S
 from ascendrun.head.ssh.keys import Identity, Unusable
 from ascendrun.head.ssh.paramiko_import import PartialAuthentication, paramiko
-from ascendrun.head.ssh.paramiko_transport import IDLE_POLL_S, ParamikoConnection, SshTransport
+from ascendrun.head.ssh.paramiko_packets import QuickAckSocket
+from ascendrun.head.ssh.paramiko_transport import ParamikoConnection, SshTransport
 from ascendrun.head.ssh.transport import CLOSED_HERE, Deadlines, NoKeyError
 from ascendrun.text import Text
 
@@ -30,9 +32,6 @@ USER_TIMEOUT_MS = 8_000
 
 KEEPALIVE_S = 3
 """The kernel probes an idle peer at this interval; no user time on either side, unlike SSH's own keepalive."""
-
-QUICK_READS = 40
-"""A handshake has fewer reads; immediate acknowledgements save 40 ms each time the peer's Nagle algorithm waits."""
 
 Address = tuple[socket.AddressFamily, tuple[Any, ...]]
 
@@ -309,34 +308,6 @@ def _auth_failed(target: SshTarget, keys: Sequence[Identity], unusable: Sequence
         "run ssh-keygen, then ssh-copy-id; or set IdentityFile in ~/.ssh/config",
         **target.names,
     )
-
-
-class QuickAckSocket:
-    """Socket that acknowledges its first reads immediately: the kernel resets TCP_QUICKACK, so each read sets it."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._quick_reads = QUICK_READS if hasattr(socket, "TCP_QUICKACK") else 0
-        self.send, self.close = sock.send, sock.close
-        self.settimeout, self.getpeername = sock.settimeout, sock.getpeername
-
-    def recv(self, size: int) -> bytes:
-        if self._quick_reads:
-            self._quick_reads -= 1
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
-        return self._sock.recv(size)
-
-    def wake(self) -> None:
-        """End the connection both ways, so that a thread waiting in `recv` returns immediately (unlike `close`)."""
-        try:
-            self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # not connected any more: no thread waits
-
-    @property
-    def _closed(self) -> bool:
-        """Return whether it is closed; read by paramiko's Transport when it stops."""
-        return self._sock.fileno() < 0
 
 
 def dial(target: SshTarget, tcp_s: float) -> tuple[QuickAckSocket, str]:

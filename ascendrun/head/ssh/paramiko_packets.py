@@ -1,28 +1,37 @@
-"""paramiko's reader and writer of packets, modified: one read for many packets, and turns between connections."""
+"""paramiko's reader and writer of packets, modified: one read for many packets, in threads that serve many connections;
+and the socket below it."""
 
 from __future__ import annotations
 
 import errno
-import itertools
+import select
 import socket
-import threading
+import struct
 import time
+from contextlib import suppress
 from typing import Any, Callable
 
 from ascendrun.head.ssh.paramiko_import import NeedRekeyException, paramiko
 
 READ_BYTES = 256 * 1024
+LENGTH_BYTES = 4
+PACKET_BYTES = 256 * 1024
+"""No packet is longer in OpenSSH; ours have 32 KiB of data."""
 STALL_S = 10.0
 """A write without progress for this many seconds ends the connection: half a packet cannot be taken back."""
 
-TURNS = itertools.cycle((threading.Lock(), threading.Lock()))
-"""As many connections handle at a time what arrived. The threads of the others wait here, not for the interpreter's
-lock: each thread that waits for that one lets the controller's own wait up to 5 ms more."""
-PATIENCE_S = 10.0
-"""A thread that waited so long for its turn takes none: the one that has it waits for a disk."""
+QUICK_READS = 40
+"""A handshake has fewer reads; immediate acknowledgements save 40 ms each time the peer's Nagle algorithm waits."""
 
 _REMAINDER = "_Packetizer__remainder"
 """What paramiko read beyond the banner line."""
+_AEAD, _ENCRYPT_THEN_MAC = "_Packetizer__aead_in", "_Packetizer__etm_in"
+"""Whether what is read is encrypted so. With either, the length of a packet is not encrypted."""
+
+
+class HandOver(BaseException):
+    """The transport's own thread ends between two packets, and the hub serves the connection. No Exception: paramiko's
+    thread would end the connection."""
 
 
 class Packetizer(paramiko.packet.Packetizer):
@@ -36,17 +45,14 @@ class Packetizer(paramiko.packet.Packetizer):
         self._handshake_until: float | None = None
         self.preamble: list[str] = []
         self.on_idle: Callable[[], None] = lambda: None
-        self._turn, self._has_turn, self._reader = next(TURNS), False, 0
+        self.on_wait: Callable[[], None] = lambda: None
+        self.hands_over = False
+        """Whether the thread that reads ends before the next packet."""
 
-    def end_turn(self) -> None:
-        """Let another connection's thread handle what it received; called in this connection's thread."""
-        if self._has_turn:
-            self._has_turn = False
-            self._turn.release()
-
-    def _take_turn(self) -> None:
-        self._reader = threading.get_ident()
-        self._has_turn = self._turn.acquire(timeout=PATIENCE_S)
+    def has_unread(self) -> bool:
+        """Return whether bytes have arrived that no thread has read yet; any thread."""
+        is_ready: bool = self._sock.recv_ready()  # of QuickAckSocket, or of a channel through a jump host
+        return is_ready
 
     def give_up(self) -> None:
         """End reads and writes immediately, leaving the socket open: its number must not be reused under a reader."""
@@ -69,11 +75,36 @@ class Packetizer(paramiko.packet.Packetizer):
         self._handshake_until = None
 
     def read_all(self, n: int, check_rekey: bool = False) -> bytes:
+        if check_rekey and self.hands_over:  # between two packets
+            self.hands_over = False
+            raise HandOver()
         start, end = self._position, self._position + n
         if end <= len(self._buffer):
             self._position = end
             return self._buffer[start:end]
         return self._read_more(n, check_rekey=check_rekey)
+
+    def read_now(self) -> bool:
+        """Read what has arrived; return whether there was something. Raises EOFError at the stream's end."""
+        piece = self._sock.recv_now(READ_BYTES)
+        if piece is None:
+            return False
+        if not piece:
+            raise EOFError()
+        self._buffer, self._position = self._buffer[self._position :] + piece, 0
+        return True
+
+    def has_packet(self) -> bool:
+        """Return whether all of the next packet was read; where its length is encrypted, whether some of it was."""
+        here = len(self._buffer) - self._position
+        if not (vars(self)[_AEAD] or vars(self)[_ENCRYPT_THEN_MAC]):
+            return here > 0
+        size = int.from_bytes(self._buffer[self._position : self._position + LENGTH_BYTES], "big")
+        if here < LENGTH_BYTES:
+            return False
+        if size > PACKET_BYTES:
+            raise paramiko.SSHException(f"a packet of {size} bytes")
+        return here >= LENGTH_BYTES + size + self.get_mac_size_in()
 
     def _read_more(self, n: int, *, check_rekey: bool) -> bytes:
         parts = [self._buffer[self._position :], vars(self)[_REMAINDER]]
@@ -98,7 +129,7 @@ class Packetizer(paramiko.packet.Packetizer):
 
     def _read_once(self) -> bytes | None:
         """Return bytes, or None if none arrived within the socket's timeout. Raises EOFError at the stream's end."""
-        self.end_turn()
+        self.on_wait()
         try:
             piece: bytes = self._sock.recv(READ_BYTES)
         except socket.timeout:
@@ -111,20 +142,16 @@ class Packetizer(paramiko.packet.Packetizer):
             raise
         if not piece:
             raise EOFError()
-        self._take_turn()
         return piece
 
     def _send(self, view: memoryview) -> int:
         """Send as much as there is room for; this may wait for the host, or for the connection to its jump host."""
-        had_turn = self._has_turn and threading.get_ident() == self._reader
-        if had_turn:
-            self.end_turn()
-        try:
-            sent: int = self._sock.send(view)
-            return sent
-        finally:
-            if had_turn:
-                self._take_turn()
+        if isinstance(self._sock, QuickAckSocket):
+            with suppress(BlockingIOError):
+                return self._sock.send(view, socket.MSG_DONTWAIT)
+        self.on_wait()
+        sent: int = self._sock.send(view)
+        return sent
 
     def write_all(self, out: Any) -> None:
         view = memoryview(out)
@@ -142,3 +169,61 @@ class Packetizer(paramiko.packet.Packetizer):
                 view, moved_at = view[sent:], time.monotonic()
             elif self.closed or time.monotonic() - moved_at > STALL_S:
                 raise EOFError()
+
+
+class QuickAckSocket:
+    """Socket that acknowledges its first reads immediately: the kernel resets TCP_QUICKACK, so each read sets it.
+
+    The kernel keeps its timeouts: Python would call `poll` first, after which a thread may wait twice for the
+    interpreter.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._quick_reads = QUICK_READS if hasattr(socket, "TCP_QUICKACK") else 0
+        self.send, self.close = sock.send, sock.close
+        self.getpeername, self.fileno = sock.getpeername, sock.fileno
+        self.settimeout(sock.gettimeout() or 0.0)
+
+    def settimeout(self, seconds: float) -> None:
+        """Let a call wait so long; 0: as long as it takes."""
+        self._sock.settimeout(None)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._sock.setsockopt(
+                socket.SOL_SOCKET, option, struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
+            )
+
+    def recv(self, size: int) -> bytes:
+        """Raises socket.timeout."""
+        if self._quick_reads:
+            self._quick_reads -= 1
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        try:
+            return self._sock.recv(size)
+        except BlockingIOError as error:
+            raise socket.timeout() from error
+
+    def recv_now(self, size: int) -> bytes | None:
+        """Return what has arrived; None: nothing."""
+        try:
+            return self._sock.recv(size, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return None
+
+    def recv_ready(self) -> bool:
+        """Return whether `recv` would return immediately; any thread."""
+        ready = select.poll()
+        ready.register(self._sock, select.POLLIN)
+        return bool(ready.poll(0))
+
+    def wake(self) -> None:
+        """End the connection both ways, so that a thread waiting in `recv` returns immediately (unlike `close`)."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # not connected any more: no thread waits
+
+    @property
+    def _closed(self) -> bool:
+        """Return whether it is closed; read by paramiko's Transport when it stops."""
+        return self._sock.fileno() < 0

@@ -1,5 +1,5 @@
 """paramiko's transport, modified (no timers), and connections that carry streams without reader threads: data is passed
-on in the transport's own thread. Made by paramiko_login.py."""
+on in the thread that serves the transport, its own until the login and then one of a hub. Made by paramiko_login.py."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import random
 import threading
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, Callable
 
 from ascendrun.core.errors import DeadlineExceededError, UnreachableError
 from ascendrun.head.ssh.config import SshTarget
+from ascendrun.head.ssh.hub import next_hub
 from ascendrun.head.ssh.paramiko_import import common, paramiko
-from ascendrun.head.ssh.paramiko_packets import Packetizer
+from ascendrun.head.ssh.paramiko_packets import HandOver, Packetizer, QuickAckSocket
 from ascendrun.head.ssh.transport import CLOSED_HERE, COMMAND_ENDED, Data, Receiver, StreamClosedError, sending
 from ascendrun.text import Text
 
-IDLE_POLL_S = 5.0
-"""Interval at which an idle connection checks its sinks; paramiko's own 0.1 s costs 5 % of a core at 256 hosts."""
-
+KEX_MESSAGES = range(30, 42)
+"""Those of a method of key exchange."""
 PIECE_BYTES = 32 * 1024
 IN_FLIGHT_BYTES = 256 * 1024
 """Maximum unacknowledged bytes: sshd buffers more than this inefficiently (25 ms of its CPU for each MB)."""
@@ -35,6 +35,10 @@ class SshTransport(paramiko.Transport):
 
     active: bool
     clear_to_send: threading.Event
+    kex_engine: Any
+    _channels: Any
+    _expected_packet: tuple[int, ...]
+    _handler_table: dict[int, Callable[[paramiko.Message], object]]
     packetizer: Packetizer
 
     def __init__(self, sock: Any) -> None:
@@ -46,6 +50,7 @@ class SshTransport(paramiko.Transport):
         self.ended_event = threading.Event()
         self.why_closed: Text | None = None
         self._held: list[Any] = []
+        self._server = 0
         self.packetizer.on_idle = self._poll_sinks
         self.banner_timeout = 3600.0  # deadlines are kept by the caller, who knows the right error
         self.handshake_timeout = 3600.0
@@ -55,20 +60,94 @@ class SshTransport(paramiko.Transport):
         self.has_banner = True
         self.banner_event.set()
 
+    def _auth_trigger(self) -> None:
+        super()._auth_trigger()  # type: ignore[misc]  # paramiko's own, not in its stubs
+        self.packetizer.hands_over = isinstance(self.sock, QuickAckSocket)  # not a channel through a jump host
+
     def run(self) -> None:
+        self._server = threading.get_ident()
         try:
             super().run()
+        except HandOver:
+            paramiko.transport._active_threads.remove(self)  # type: ignore[attr-defined]  # joined at the exit
+            hub = next_hub()
+            self.packetizer.on_wait = hub.step_aside
+            hub.add(self)
+            return
+        self._finish_sinks()
+
+    # For the hub
+
+    def fileno(self) -> int:
+        number: int = self.sock.fileno()
+        return number
+
+    def serve(self) -> bool:
+        self._server = threading.get_ident()
+        try:
+            if not self.packetizer.read_now():
+                self._poll_sinks()
+            while self.active and self.packetizer.has_packet():
+                self._handle(*self.packetizer.read_message())
+            if self.packetizer.need_rekey() and not self.in_kex:
+                self._send_kex_init()  # type: ignore[attr-defined]  # paramiko's own, not in its stubs
+        except Exception as error:  # an internal one too: the connection ends with it
+            self.saved_exception = error
+            return False
         finally:
-            self.packetizer.end_turn()
-            self.banner_event.set()
-            self.ready_event.set()
-            self.ended_event.set()
-            reason = self.why_closed or self.why_ended()
-            for sink in list(self.sinks.values()):
-                sink.finish(reason)
+            self._server = 0
+        return self.active
+
+    def end(self) -> None:
+        for channel in self._channels.values():
+            channel._unlink()
+        self.active = False
+        self.packetizer.close()
+        for event in list(self.channel_events.values()):
+            event.set()
+        self._finish_sinks()
+
+    def _handle(self, kind: int, message: paramiko.Message) -> None:
+        """Handle a message after the login."""
+        if kind in (common.MSG_IGNORE, common.MSG_DEBUG):
+            return
+        if kind == common.MSG_DISCONNECT:
+            raise EOFError()
+        if self._expected_packet:  # in a key exchange
+            if kind not in self._expected_packet:
+                raise paramiko.SSHException(f"message {kind} in place of one of {self._expected_packet}")
+            self._expected_packet = ()
+            if kind in KEX_MESSAGES:
+                self.kex_engine.parse_next(kind, message)
+                return
+        if kind in self._handler_table:
+            self._handler_table[kind](message)
+        elif kind in self._channel_handler_table:
+            self._handle_in_channel(kind, message)
+        elif kind != common.MSG_UNIMPLEMENTED:
+            reply = paramiko.Message()
+            reply.add_byte(common.cMSG_UNIMPLEMENTED)
+            reply.add_int(message.seqno)
+            self._send_message(reply)  # type: ignore[attr-defined]  # paramiko's own, not in its stubs
+
+    def _handle_in_channel(self, kind: int, message: paramiko.Message) -> None:
+        number = message.get_int()
+        channel = self._channels.get(number)
+        if channel is not None:
+            self._channel_handler_table[kind](channel, message)
+        elif number not in self.channels_seen:
+            raise paramiko.SSHException(f"message {kind} for channel {number}, which was not opened")
+
+    def _finish_sinks(self) -> None:
+        self.banner_event.set()
+        self.ready_event.set()
+        self.ended_event.set()
+        reason = self.why_closed or self.why_ended()
+        for sink in list(self.sinks.values()):
+            sink.finish(reason)
 
     def why_ended(self) -> Text:
-        """Return one line on why the thread ended by itself."""
+        """Return one line on why the connection ended by itself."""
         error = self.saved_exception
         if error is None or isinstance(error, EOFError):
             return Text("ssh.connection-ended", "the connection ended")
@@ -76,16 +155,17 @@ class SshTransport(paramiko.Transport):
         return Text("ssh.connection-failed", "the connection failed ({error})", error=why)
 
     def drop(self, reason: Text) -> None:
-        """End everything immediately; the transport's thread finishes the sinks and closes the socket."""
+        """End everything immediately; the thread that serves it finishes the sinks and closes the socket."""
         self.why_closed = self.why_closed or reason
         self.active = False
         self.packetizer.give_up()
-        if not self.is_alive():
+        if self.ident is None:  # no thread serves it
             self.sock.close()
 
     def _send_user_message(self, data: Any) -> None:
-        """Send a message. In a key exchange the transport's thread must not wait: only it can finish the exchange."""
-        if threading.current_thread() is self and not self.clear_to_send.is_set():
+        """Send a message. In a key exchange the thread that serves the transport must not wait: only it can finish the
+        exchange."""
+        if self._server == threading.get_ident() and not self.clear_to_send.is_set():
             self._held.append(data)
             return
         super()._send_user_message(data)  # type: ignore[misc]  # paramiko's own, not in its stubs
@@ -278,6 +358,9 @@ class ParamikoConnection:
             stream.close()
             raise
         return stream
+
+    def has_unread(self) -> bool:
+        return self.transport.packetizer.has_unread()
 
     def close(self) -> None:
         self.transport.drop(CLOSED_HERE)

@@ -33,7 +33,8 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class Receiver:
-    """Receiver of a stream's bytes. Called in the connection's own thread, one call at a time: must not block.
+    """Receiver of a stream's bytes. Called in a thread that serves other connections too, one call at a time: must not
+    block.
 
     `on_closed(reason, exit_status)` is called exactly once, last; the status is None if the host sent none.
     """
@@ -96,6 +97,9 @@ class Connection(Protocol):
 
         Raises StreamClosedError if the connection is closed, DeadlineExceededError if the host does not respond.
         """
+
+    def has_unread(self) -> bool:
+        """Return whether bytes of the host have arrived that no thread has read yet, as far as that is known."""
 
     def close(self) -> None:
         """End everything immediately; repeatable."""

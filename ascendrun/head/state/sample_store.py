@@ -222,13 +222,11 @@ class SampleStore(Database):
 
     def _sum_up_stretch(self, db: sqlite3.Connection, finer: Level, level: Level, at_s: float) -> None:
         """Sum up all series with new data between `at_s` and one step later."""
-        dues = {
-            row[0]
-            for row in db.execute("SELECT thing FROM unsummed WHERE step_s = ? AND at_s = ?", (level.step_s, at_s))
-        }
+        found = db.execute("SELECT thing FROM unsummed WHERE step_s = ? AND at_s = ?", (level.step_s, at_s))
+        dues = {row[0] for row in found}
         means: dict[str, list[tuple[Any, ...]]] = {}
         peaks: dict[str, list[tuple[Any, ...]]] = {}
-        for series in self._series_of(ids=dues):
+        for series in (one for kind in self.KINDS for one in self._series_of(kind, {"id": dues})):
             fine = self._rows(series, finer.name, at_s, at_s + level.step_s)
             high = fine if finer is RAW else self._rows(series, f"{finer.name}_peak", at_s, at_s + level.step_s)
             if fine:
@@ -338,11 +336,10 @@ class SampleStore(Database):
         found: list[Any] = []
         with self.raising_unusable(self.path), self._snapshot():
             spans = self._spans(since_s, until_s, every_s)
-            for series in self._series_of(since_s=since_s):
-                if series.kind == kind and all(series.key.get(name) in values for name, values in wanted.items()):
-                    for level, start_s, end_s in spans:
-                        table = f"{level.name}_peak" if peaks and level is not RAW else level.name
-                        found.extend(self._rows(series, table, start_s, end_s))
+            for series in self._series_of(kind, wanted, since_s=since_s):
+                for level, start_s, end_s in spans:
+                    table = f"{level.name}_peak" if peaks and level is not RAW else level.name
+                    found.extend(self._rows(series, table, start_s, end_s))
         found.sort(key=lambda sample: sample.at_s)
         return tuple(found)
 
@@ -386,13 +383,15 @@ class SampleStore(Database):
             rows,
         )
 
-    def _series_of(self, *, ids: Collection[int] | None = None, since_s: float = 0.0) -> list[Series]:
-        names = ("host", "device_type", "device", "job", "attempt", "rank")
-        rows = self._db.execute(f"SELECT id, kind, {', '.join(names)} FROM things WHERE newest_s >= ?", (since_s,))
+    def _series_of(self, kind: str, wanted: Mapping[str, Collection[Any]], *, since_s: float = 0.0) -> list[Series]:
+        """Return the series of a kind that have one of the `wanted` values of each name."""
+        names = self.KINDS[kind].KEY
+        places = [(("id", *names).index(name), values) for name, values in wanted.items()]
+        query = f"SELECT id, {', '.join(names)} FROM things WHERE kind = ? AND newest_s >= ?"
         return [
-            Series(number, kind, {name: key[names.index(name)] for name in self.KINDS[kind].KEY})
-            for number, kind, *key in rows.fetchall()
-            if ids is None or number in ids
+            Series(row[0], kind, dict(zip(names, row[1:])))
+            for row in self._db.execute(query, (kind, since_s)).fetchall()
+            if all(row[place] in values for place, values in places)
         ]
 
     def _rows(self, series: Series, table: str, start_s: float, end_s: float) -> list[Any]:

@@ -259,12 +259,12 @@ def _held(bases: list[int]) -> OperationError:
 # --- what is leased ---
 
 
-def read_leases(path: str = "/proc/net/unix") -> dict[str, dict[str, Any]]:
+def read_leases() -> dict[str, dict[str, Any]]:
     """Return all leased names of this network namespace: {inode}, and {uid, user, since_s, node, tag} if the owner is
     stated."""
     found: dict[str, dict[str, Any]] = {}
     owners: dict[str, dict[str, Any]] = {}
-    with open(path, "rb") as file:
+    with open("/proc/net/unix", "rb") as file:
         for line in file:
             fields = line.decode("utf-8", "replace").split(None, 7)
             if len(fields) < 8 or fields[4] != "0001" or not fields[7].startswith("@" + PREFIX):

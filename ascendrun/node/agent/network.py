@@ -13,6 +13,7 @@ connected, or at its deadline. A peer that is too early is rejected and retries.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import select
@@ -211,14 +212,19 @@ def parse_answer(data: bytes) -> tuple[int | None, bytes | None]:
     return index, source
 
 
-def route_to(address: str) -> tuple[str | None, str | None]:
+def netlink() -> socket.socket:
+    """Return a socket for `route_to`, to use in one thread. Raises OSError."""
+    kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
+    kernel.settimeout(2.0)
+    return kernel
+
+
+def route_to(address: str, kernel: socket.socket) -> tuple[str | None, str | None]:
     """Return (interface, own address) for a numeric address; (None, None): no route. Raises OSError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     packed = socket.inet_pton(family, address.split("%")[0])
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as kernel:
-        kernel.settimeout(2.0)
-        kernel.sendto(pack_question(family, packed), (0, 0))
-        index, source = parse_answer(kernel.recv(65536))
+    kernel.sendto(pack_question(family, packed), (0, 0))
+    index, source = parse_answer(kernel.recv(65536))
     interface = socket.if_indextoname(index) if index else None
     return interface, socket.inet_ntop(family, source) if source else None
 
@@ -230,26 +236,42 @@ def resolve(name: str) -> list[str]:
     return list(dict.fromkeys(str(answer[4][0]) for answer in found))
 
 
+def find_routes(addresses: dict[str, Sequence[str]]) -> dict[str, dict[str, str | None]]:
+    """Return {interface, source} of the peers with a route, by the first of their numeric addresses that has one."""
+    found: dict[str, dict[str, str | None]] = {}
+    with contextlib.suppress(OSError), netlink() as kernel:
+        for peer, choices in addresses.items():
+            for address in choices:
+                try:
+                    interface, source = route_to(address, kernel)
+                except socket.timeout:
+                    return found  # a late reply would be taken for the next address's
+                except (OSError, UnicodeError):
+                    continue
+                if interface is not None:
+                    found[peer] = {"interface": interface, "source": source}
+                    break
+    return found
+
+
 def find_route(names: Sequence[str]) -> dict[str, str | None]:
     """Return {interface, source} by the first of `names` that resolves and has a route; None: none has."""
     for name in names:
-        try:
-            addresses = resolve(name)
-        except (OSError, UnicodeError):
-            continue
-        for address in addresses:
-            try:
-                interface, source = route_to(address)
-            except OSError:
-                continue
-            if interface is not None:
-                return {"interface": interface, "source": source}
+        with contextlib.suppress(OSError, UnicodeError):
+            found = find_routes({name: resolve(name)})
+            if found:
+                return found[name]
     return NO_ROUTE
 
 
 def probe(root: str, peers: dict[str, list[str]]) -> dict[str, Any]:
-    """Return {at_ns, free_bytes, routes}: each peer's route is {interface, source}, None: unknown."""
+    """Return {at_ns, free_bytes, routes}: each peer's route is {interface, source}, None: unknown.
+
+    A thousand peers whose first name is an address take no threads.
+    """
     end = time.monotonic() + RESOLVE_S
-    found = work_off([functools.partial(find_route, names) for names in peers.values()], at_once=AT_ONCE, end=end)
-    routes = {name: route or NO_ROUTE for name, route in zip(peers, found)}
+    routes = find_routes({peer: names[:1] for peer, names in peers.items()})
+    others = [peer for peer in peers if peer not in routes]
+    found = work_off([functools.partial(find_route, peers[peer]) for peer in others], at_once=AT_ONCE, end=end)
+    routes.update((peer, route or NO_ROUTE) for peer, route in zip(others, found))
     return {"at_ns": time.time_ns(), "free_bytes": free_bytes(root), "routes": routes}

@@ -1,7 +1,8 @@
 """A file that this node receives, passed on to other nodes while it arrives, so that the head sends few copies.
 
     offer  {put, identity}                  -> {port}: other nodes may read there what has arrived
-    take   {put, identity, addresses, port} -> as for `put`, with bytes of another node's offer
+    take   {put, identity, addresses, port} -> {have, done, is_met}: as for `put`, with bytes of another node's offer;
+                                               is_met: it accepted a connection
 
 `put`: the request put_tree or put_file for it, of a file with its hash.
 
@@ -128,32 +129,38 @@ def take(part: str, complete: Callable[[int], bool], request: dict[str, Any]) ->
     """Read the part from another node for at most TAKE_S, and complete it: as take_block. The reply of a node that
     could not read more has the bytes of before. Raises OperationError."""
     size, folder = int(request["put"]["size_bytes"]), os.path.dirname(part)
+    is_met = False
     try:
         context = tls_context(request["identity"], folder, is_server=False)
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             have = os.fstat(fd).st_size
             for data in _blocks(request["addresses"], int(request["port"]), context, have, size):
+                is_met = True
                 write_all(fd, data)
                 have += len(data)
         finally:
             os.close(fd)
         if have < size:
-            return {"have": have, "done": False}
-        return transfer.take_block(part, {"size_bytes": size, "sha256": ""}, b"", complete)
+            reply = {"have": have, "done": False}
+        else:
+            reply = transfer.take_block(part, {"size_bytes": size, "sha256": ""}, b"", complete)
     except OSError as error:
         raise os_failure(error, "write-in", path=folder) from error
     except OperationError as error:
         if error.code != "tree-differs":
             raise
-        return {"have": 0, "done": False}  # the part is gone: another source sends it
+        reply = {"have": 0, "done": False}  # the part is gone: another source sends it
+    return {**reply, "is_met": is_met}
 
 
 def _blocks(addresses: Sequence[str], port: int, context: ssl.SSLContext, have: int, size: int) -> Iterator[bytes]:
-    """Yield what the other node sends from `have` on, until it is complete, TAKE_S are over or the connection ends."""
+    """Yield b"" for an address that accepts a connection, then what the node sends from `have` on, until it is
+    complete, TAKE_S are over or the connection ends."""
     ends_at = time.monotonic() + TAKE_S
     for address in addresses:
         with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=TAKE_S) as plain:
+            yield b""
             with context.wrap_socket(plain) as connection:
                 connection.sendall(_OFFSET.pack(have))
                 while have < size and time.monotonic() < ends_at:

@@ -301,7 +301,7 @@ class Outbox:
 
     def __init__(self, fd: int, on_broken: Callable[[], None], beat_s: Callable[[], float]) -> None:
         self._fd = fd
-        self._beat_s = beat_s
+        self._beat_s, self._next_s = beat_s, wire.BEAT_S  # the pause of which the head knows by the last beat
         self._on_broken = on_broken
         self._frames: collections.deque[bytes] = collections.deque()
         self._waiting_bytes = 0
@@ -341,8 +341,9 @@ class Outbox:
         with self._changed:
             self._busy = False
             self._changed.notify_all()
-            if not self._changed.wait_for(lambda: bool(self._frames), self._beat_s()):
-                return wire.pack({"event": "beat", "at_ns": time.time_ns()})
+            if not self._changed.wait_for(lambda: bool(self._frames), min(self._next_s, self._beat_s())):
+                self._next_s = self._beat_s()
+                return wire.pack({"event": "beat", "at_ns": time.time_ns(), "rests": self._next_s > wire.BEAT_S})
             joined = []
             size = 0
             while self._frames and size < JOIN_BYTES:

@@ -12,7 +12,7 @@ from ascendrun.core import network
 from ascendrun.core.hosts import Host
 from ascendrun.core.machines import MachineRecord
 from ascendrun.core.reports import Route
-from ascendrun.head.agents.connections import MANY, TURNS, Connections, dialled
+from ascendrun.head.agents.connections import MANY, RESTING_TURNS, TURNS, Connections, dialled
 from ascendrun.head.agents.node_query import NodeQuery
 from ascendrun.head.loop.machine.reconcile import SAVED_AT_ONCE, MachineRecords
 from ascendrun.head.protocol.agent_bootstrap import AgentImage
@@ -127,7 +127,7 @@ def connections() -> Any:
 
 
 class Ticked:
-    count = 0
+    count, is_resting = 0, False
 
     def tick(self) -> None:
         self.count += 1
@@ -149,6 +149,20 @@ def test_many_connections_take_turns_and_few_or_late_ones_do_not(connections: An
     connections._links = few = {str(number): Ticked() for number in range(3)}
     connections.tick(9.1)
     assert {link.count for link in few.values()} == {1}
+
+
+@pytest.mark.parametrize(("count", "interval_s"), [(3, 0.25), (3, 1.0), (MANY * TURNS, 0.25), (MANY * TURNS, 1.0)])
+def test_connections_that_rest_take_turns(connections: Any, count: int, interval_s: float) -> None:
+    links = {str(number): Ticked() for number in range(count)}
+    connections._links = links
+    for number, link in enumerate(links.values()):
+        link.is_resting = number != 1
+    rounds = 4 * TURNS * RESTING_TURNS
+    for turn in range(rounds):
+        connections.tick(5.0 + turn * interval_s)
+    waiting, *resting = sorted((link.count for link in links.values()), reverse=True)
+    share = waiting / RESTING_TURNS
+    assert waiting >= rounds * interval_s and all(share - 1 <= one <= share + 1 for one in resting)
 
 
 def test_hosts_with_equal_settings_share_a_key_and_others_do_not() -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from ascendrun.core.events import Event
+from ascendrun.core.samples import Source
 from ascendrun.head.loop.job.live_job import AGAIN_S, REPLY_S, LiveJob
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.file_messages import FileData, Files, FilesReply
@@ -16,7 +17,6 @@ from ascendrun.head.protocol.messages import Done, R, Request
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.clocks import PING_DEADLINE_S, ClockFiles, ClockTracker, Reading
 from ascendrun.head.spool.collector import KEEP_BYTES, LogPruner, NodeSpool, PullLimits, SpoolGapError
-from ascendrun.head.spool.sample_ingest import Source
 from ascendrun.head.state.state_dir import SPOOL_COMPLETE, claim_spool_dir, is_spool_of, make_spool_dir, spool_dir
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.layout import make_tag

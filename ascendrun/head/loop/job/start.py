@@ -127,7 +127,10 @@ class JobStart:
     def _make_plan(self, resume: ResumePoint | None) -> None:
         live = self._live
         job = replace(live.job, resume=resume)
-        self._build = partial(build_plan, hosts=live.placed, reports=self.reports, job=job, trees=live.trees)
+        others = sum(len(one.job.hosts) for one in live.jobs if one.job.id != job.id and not one.job.is_terminal)
+        self._build = partial(
+            build_plan, hosts=live.placed, reports=self.reports, job=job, trees=live.trees, hosts_of_others=others
+        )
         try:
             plan = self._build(live.spec)
         except AscendrunError as error:

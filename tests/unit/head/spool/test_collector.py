@@ -32,6 +32,29 @@ def test_a_gap_is_refused_so_that_it_is_asked_for_again(tmp_path: Path) -> None:
     assert spool.offsets() == {"rank-0.out": {"0": 3}}
 
 
+def test_what_is_here_is_known_without_reading_the_directory_again(tmp_path: Path) -> None:
+    NodeSpool(tmp_path).write("events", 1, 0, b'{"seq": 1}\n')
+    spool = NodeSpool(tmp_path)
+    assert spool.offsets() == {"events": {"1": 11}}
+    spool.write("events", 1, 11, b'{"seq": 2}\n')
+    spool.write("rank-0.out", 0, 0, b"abc")
+    assert [event["seq"] for event in spool.new_events()] == [1, 2]
+    os.rename(tmp_path, tmp_path.with_name("elsewhere"))
+    assert spool.offsets() == {"events": {"1": 22}, "rank-0.out": {"0": 3}}
+
+
+def test_a_file_that_somebody_removed_is_requested_from_its_start_and_is_not_safe(tmp_path: Path) -> None:
+    spool = NodeSpool(tmp_path)
+    spool.write("rank-0.out", 0, 0, b"abc")
+    spool.write("rank-0.out", 1, 0, b"x")
+    assert spool.safe_logs() == {"rank-0.out": {"0": 3}} and spool.offsets()["rank-0.out"]["0"] == 3
+    (tmp_path / "rank-0.out.0").unlink()
+    assert spool.safe_logs() == {}, "the node keeps it"
+    with pytest.raises(SpoolGapError):
+        spool.write("rank-0.out", 0, 3, b"de")
+    assert spool.offsets() == {"rank-0.out": {"0": 0, "1": 1}}
+
+
 @pytest.mark.parametrize("name", ["../../etc/passwd", "rank-0.out/../x", "state.db", "", "rank-0.out\n", "complete"])
 def test_a_node_cannot_name_a_file_that_is_not_its_to_write(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError):

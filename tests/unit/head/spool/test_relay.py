@@ -16,7 +16,7 @@ import pytest
 
 from ascendrun.core.jobs.plan import Tree
 from ascendrun.core.node_messages import Failure
-from ascendrun.head.protocol.file_messages import Offer, PutFileReply, PutTree, Take
+from ascendrun.head.protocol.file_messages import Offer, PutTree, Take, TakeReply
 from ascendrun.head.protocol.messages import R, Request
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool import relay
@@ -188,6 +188,24 @@ def test_this_machine_sends_to_few_hosts_and_they_to_the_others(world: World) ->
     assert world.sent == before, "what is there is not sent again"
 
 
+def test_a_source_that_has_nothing_yet_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_relay, "TAKE_S", 0.1)
+    takes, are_many = list[str](), threading.Event()
+
+    def hold_back(host: str, request: Any) -> None:
+        takes.extend([host] * isinstance(request, Take))
+        if len(takes) > 4 * len(HOSTS):
+            are_many.set()
+        if isinstance(request, PutTree) and request.offset is not None:
+            are_many.wait(10.0)
+            are_many.set()
+
+    world.begun = hold_back
+    world.send(HOSTS)
+    assert len(takes) > 4 * len(HOSTS) and set(world.ended.values()) == {None} and all(map(world.has, HOSTS))
+    assert world.sent < len(HOSTS) // 2 * world.tree.size_bytes
+
+
 def test_files_of_a_command_are_passed_on_too(world: World) -> None:
     world.copy(HOSTS)
     source = (world.folder / "source" / "weights").read_bytes()
@@ -209,8 +227,8 @@ def test_only_who_has_the_identity_of_the_round_reads_an_offer(world: World) -> 
     port = world.perform("giver", Offer(request.to_header(), first.identity)).port
     world.perform("giver", replace(request, offset=0), packed[:1000])
     stranger, member = (Take(request.to_header(), one.identity, ["127.0.0.1"], port) for one in (Relay({}), first))
-    assert world.perform("taker", stranger) == PutFileReply(0, False)
-    assert world.perform("taker", member) == PutFileReply(1000, False)
+    assert world.perform("taker", stranger) == TakeReply(0, False, is_met=True)
+    assert world.perform("taker", member) == TakeReply(1000, False, is_met=True)
 
 
 def test_a_host_never_gets_a_file_by_way_of_itself(world: World) -> None:
