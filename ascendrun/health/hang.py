@@ -100,7 +100,8 @@ class RankLook:
 class Look:
     """A job at one time. `at_s`: monotonic; `age_s`: since its start. `unreachable`: hosts. `interval_s`: the usual
     time between two reports of a rank, None: unknown. `tells_phases`: the program reports phases. `network_bytes_s`:
-    of all hosts together. `is_blind`: data of the ranks does not arrive, whatever the ranks do."""
+    of all hosts together. `is_blind`: data of the ranks does not arrive, whatever the ranks do. `may_restart`: the job
+    can start again without the unreachable hosts."""
 
     at_s: float
     age_s: float
@@ -112,6 +113,7 @@ class Look:
     devices: Mapping[tuple[str, int], DeviceLook] = field(default_factory=dict)
     network_bytes_s: float | None = None
     is_blind: bool = False
+    may_restart: bool = False
 
 
 @dataclass(frozen=True)
@@ -319,7 +321,7 @@ class HangWatch:
         signs += [DIFFERS] if odd is not None else []
         signs += [name for name in (DEVICES, NETWORK) if self._since.get(name, look.at_s) <= held_s]
         gone = [host for host in look.unreachable if self._since.get(f"{UNREACHABLE}/{host}", look.at_s) <= held_s]
-        signs += [UNREACHABLE] if gone and look.tells_phases else []
+        signs += [UNREACHABLE] if gone and (look.tells_phases or look.may_restart) else []
         stand, newest = self._stacks_stand(living), self.newest
         since_progress_s = look.at_s - self._moved_s
         verdict = Verdict(since_progress_s, tuple(signs), max(self._steps.values(), default=None))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ascendrun.core.errors import AscendrunError
 from ascendrun.core.events import Event
+from ascendrun.core.jobs.draft import can_restart_without, fewest_hosts
 from ascendrun.core.jobs.endings import Hung
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.logs.log_lines import process_number
@@ -25,7 +26,7 @@ from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.core.metrics import MetricsLine
-    from ascendrun.core.samples import DeviceSample, RankSample
+    from ascendrun.core.samples import DeviceSample, Newest, RankSample
     from ascendrun.head.loop.context import Context
     from ascendrun.head.loop.job.runner import JobRunner
     from ascendrun.head.spool.metrics_reader import MetricsTail
@@ -75,9 +76,9 @@ class JobReader:
         self.world: tuple[str, int] | None = None
         """Host of a rank, and the world size that its framework prints or records; None: none yet."""
 
-    def look(self, job: Job, base: Look, *, fresh_s: float, now_s: float) -> Look:
-        """Return the look at the job, whose `base` has what the controller knows. `fresh_s`: age of a recent sample;
-        `now_s`: UTC; samples that cannot be read count as none."""
+    def look(self, job: Job, base: Look, newest: Newest, *, since_s: float) -> Look:
+        """Return the look at the job, whose `base` has what the controller knows. `newest`: samples of all hosts;
+        `since_s`: UTC, the time of the oldest that counts."""
         from ascendrun.head.spool.output_progress import read_world_size
         from ascendrun.health.hang import DeviceLook, RankLook
 
@@ -90,7 +91,7 @@ class JobReader:
         if self.world is None and self._stated is not None:
             first, size = self._stated
             self.world = next(((node.host, size) for node in job.nodes if first in node.ranks), None)
-        samples, devices, network = self._read_samples(job, base.device_type, fresh_s, now_s=now_s)
+        samples, devices, network = self._find_samples(job, base.device_type, newest, since_s)
         output = self._output_bytes() if not self._reported else {}
         ranks: dict[int, RankLook] = {}
         for node in job.nodes:
@@ -166,31 +167,31 @@ class JobReader:
                     self._gaps_s.append(line.at_s - self._written_s[rank])
                 self._written_s[rank] = line.at_s
 
-    def _read_samples(
-        self, job: Job, device_type: str, fresh_s: float, *, now_s: float
+    @staticmethod
+    def _find_samples(
+        job: Job, device_type: str, newest: Newest, since_s: float
     ) -> tuple[dict[int, RankSample], dict[tuple[str, int], DeviceSample], float | None]:
-        from ascendrun.head.state.sample_store import SampleStore
-
         hosts = frozenset(job.hosts)
-        window = {"since_s": now_s - fresh_s, "until_s": now_s + 1.0}
-        try:
-            with SampleStore.open_for_reading(self._state_dir) as store:
-                ranks = store.rank_series(job=job.id, attempt=job.attempt, **window)
-                devices = store.device_series(host=hosts, **window) if device_type != "cpu" else ()
-                machines = store.host_series(host=hosts, **window)
-        except AscendrunError:
-            return {}, {}, None
-        newest = {one.rank: one for one in ranks}
-        own = {(one.host, one.device) for one in newest.values() if one.device is not None}
-        network: dict[str, float] = {}
-        for machine in machines:
-            if machine.net_rx_bytes_s is not None and machine.net_tx_bytes_s is not None:
-                network[machine.host] = machine.net_rx_bytes_s + machine.net_tx_bytes_s
-        return (
-            newest,
-            {(one.host, one.device): one for one in devices if (one.host, one.device) in own},
-            sum(network.values()) if len(network) == len(hosts) else None,
-        )
+        ranks = {
+            one.rank: one
+            for one in newest.ranks
+            if (one.job, one.attempt) == (job.id, job.attempt) and one.at_s >= since_s
+        }
+        own = {(one.host, one.device) for one in ranks.values() if one.device is not None}
+        devices = {
+            (one.host, one.device): one
+            for one in (newest.devices if device_type != "cpu" else ())
+            if (one.host, one.device) in own and one.at_s >= since_s
+        }
+        network = [
+            one.net_rx_bytes_s + one.net_tx_bytes_s
+            for one in newest.hosts
+            if one.host in hosts
+            and one.at_s >= since_s
+            and one.net_rx_bytes_s is not None
+            and one.net_tx_bytes_s is not None
+        ]
+        return ranks, devices, sum(network) if len(network) == len(hosts) else None
 
     def _output_bytes(self) -> dict[int, int]:
         from ascendrun.head.spool.spool_files import STREAM_FILE, find_files, size_of
@@ -202,6 +203,18 @@ class JobReader:
         if any(number >= 0 for number in found):
             return found
         return {-1 - number: size for number, size in found.items()}  # of processes that start the ranks of their nodes
+
+
+def read_newest(state_dir: Path, *, since_s: float) -> Newest:
+    """Return the newest samples of all hosts since then; samples that cannot be read count as none."""
+    from ascendrun.core.samples import Newest
+    from ascendrun.head.state.sample_store import SampleStore
+
+    try:
+        with SampleStore.open_for_reading(state_dir) as store:
+            return store.newest(since_s=since_s)
+    except AscendrunError:
+        return Newest()
 
 
 class _Watched:
@@ -261,24 +274,28 @@ class HangMonitor:
             told = [code for code in codes if code in (REPORTED, RESOLVED)][-1:] == [REPORTED]
             self._watched[job.id] = _Watched(self._state_dir, job, windows, is_reported=told)
         links = [(node.host, runner.link(node.host)) for node in job.nodes if node.may_run_processes]
+        silent = tuple(host for host, link in links if link.liveness() == "UNREACHABLE")
         return Look(
             0.0,
             time.time() - (job.started_at_s or time.time()),
             {},
             spec.devices.type,
-            frozenset(host for host, link in links if link.liveness() == "UNREACHABLE"),
+            frozenset(silent),
             tells_phases=spec.program is not None,
             is_blind=runner.copies.limits.pause is not None,
+            may_restart=can_restart_without(replace(job, unconfirmed=silent), silent, frozenset(silent)),
         )
 
     def _look(self, questions: Sequence[tuple[Job, Look, float]]) -> None:
         looks: list[tuple[str, Look]] = []
+        now_s = time.time()
+        since_s = {job.id: now_s - max(FRESH_S, FRESH_SAMPLES * interval_s) for job, _, interval_s in questions}
         try:
-            for job, base, interval_s in questions:
+            newest = read_newest(self._state_dir, since_s=min(since_s.values()))
+            for job, base, _ in questions:
                 watched = self._watched.get(job.id)
                 if watched is not None:
-                    fresh_s = max(FRESH_S, FRESH_SAMPLES * interval_s)
-                    looks.append((job.id, watched.reader.look(job, base, fresh_s=fresh_s, now_s=time.time())))
+                    looks.append((job.id, watched.reader.look(job, base, newest, since_s=since_s[job.id])))
         finally:
             took_s = time.thread_time()
             self._post(partial(self._take, looks, took_s))
@@ -311,8 +328,9 @@ class HangMonitor:
         verdict = watched.watch.observe(look)
         if job.state is not State.RUNNING:
             return
-        if job.policy.max_restarts <= 0:
-            self._end_without_hosts(runner, look, look.at_s - watched.watch.silent_since_s)
+        self._end_without_hosts(runner, look, look.at_s - watched.watch.silent_since_s)
+        if runner.job.state is not State.RUNNING:
+            return
         now_s = time.time()
         if verdict is None:
             if watched.is_reported:
@@ -331,13 +349,32 @@ class HangMonitor:
             self._steps.feed(job.id, hung)
 
     def _end_without_hosts(self, runner: JobRunner, look: Look, silent_s: float) -> None:
-        """Stop a job that never starts again if its hosts have been silent for its limit: nothing else ends it."""
-        limit_s, is_head_cut = runner.spec.timeouts.unreachable_s, not any(link.is_up for link in self._links)
-        if limit_s is not None and silent_s * self._divisor > limit_s * (CUT_FACTOR if is_head_cut else 1):
+        """Stop a job whose hosts have been silent for its limit: nothing else ends it."""
+        limit_s = self._silence_limit_s(runner, look)
+        is_due = limit_s is not None and silent_s * self._divisor > limit_s
+        if is_due and (runner.job.policy.max_restarts <= 0 or self._has_others(runner, look)):
             what = "{hosts:hosts} does not respond for {quiet_s:duration}, and no rank elsewhere makes progress"
             hosts = tuple(sorted(look.unreachable))
             finding = Text("hang.silent", what, hosts=hosts, quiet_s=float(round(silent_s)))
             self._steps.feed(runner.job.id, Hung(hosts, (), finding, is_unreachable=True))
+
+    def _silence_limit_s(self, runner: JobRunner, look: Look) -> float | None:
+        """Return for how long hosts may be silent while no rank elsewhere makes progress; None: for ever.
+
+        A job with restarts has a limit while none of its hosts responds, if it can start without them. As long as one
+        responds, its ranks show whether they wait.
+        """
+        job, timeouts = runner.job, runner.spec.timeouts
+        if job.policy.max_restarts > 0:
+            is_alone = all(node.host in look.unreachable for node in job.nodes if node.may_run_processes)
+            return timeouts.hang_s if is_alone and look.may_restart else None
+        is_head_cut = not any(link.is_up for link in self._links)
+        return timeouts.unreachable_s and timeouts.unreachable_s * (CUT_FACTOR if is_head_cut else 1)
+
+    def _has_others(self, runner: JobRunner, look: Look) -> bool:
+        """Return whether enough other hosts of a job respond to start it there: else this machine may be cut off."""
+        others = [host.name for host in runner.hosts if host.name not in look.unreachable]
+        return sum(runner.link(name).is_up for name in others) >= fewest_hosts(runner.job)
 
     # Stacks
 

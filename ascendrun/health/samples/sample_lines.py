@@ -7,6 +7,7 @@ import binascii
 import dataclasses
 import zlib
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Callable
 
 from ascendrun.core.dataclass import dataclass
@@ -93,8 +94,14 @@ def _text(line: Mapping[str, Any]) -> str:
 
 
 def _fields(kind: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: read(values.get(name)) for name, read in _readers_of(kind).items()}  # type: ignore[arg-type]
+
+
+@cache
+def _readers_of(kind: type[Any]) -> Mapping[str, Callable[[Any], Any]]:
+    """Return how each metric is read, by its type."""
     types = {one.name: str(one.type) for one in dataclasses.fields(kind)}
-    return {name: _READERS[types[name]](values.get(name)) for name in metrics_of(kind)}
+    return {name: _READERS[types[name]] for name in metrics_of(kind)}
 
 
 def _list(value: Any) -> list[Any]:

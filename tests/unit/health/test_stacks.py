@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ascendrun.health.stacks import Frame, RankStack, Take, find_outliers, fold, read_stack
-from tests.unit.health.test_hang import READS, WAITS
+from tests.lib.hang_world import READS, WAITS
 
 PRINTED = """Thread 0x00007f0001 (most recent call first):
   File "/usr/lib/python3.9/threading.py", line 312 in wait

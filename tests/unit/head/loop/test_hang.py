@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.model import JobSpec, Timeouts
-from ascendrun.core.jobs.job import NodeProgress, Phase, State
+from ascendrun.core.jobs.draft import can_restart_without
+from ascendrun.core.jobs.job import Job, NodeProgress, Phase, State
 from ascendrun.core.jobs.restart import RestartPolicy
-from ascendrun.core.samples import RankSample
+from ascendrun.core.samples import Newest, RankSample
 from ascendrun.head.loop import hang
-from ascendrun.head.loop.hang import HangMonitor, JobReader, _Watched
+from ascendrun.head.loop.hang import HangMonitor, JobReader, _Watched, read_newest
 from ascendrun.head.protocol.agent_messages import StacksReply
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.state.sample_store import SampleStore
@@ -57,7 +59,9 @@ class Attempt:
         store.close()
 
     def look(self) -> Look:
-        return self.reader.look(self.job, Look(0.0, 3600.0, {}), fresh_s=30.0, now_s=self.now_s)
+        since_s = self.now_s - 30.0
+        newest = read_newest(self.folder, since_s=since_s)
+        return self.reader.look(self.job, Look(0.0, 3600.0, {}), newest, since_s=since_s)
 
 
 @pytest.fixture
@@ -194,7 +198,7 @@ def test_equal_losses_of_ranks_without_a_connection_are_those_of_separate_traini
         world.context.steps.note_alone(job.id, job.attempt, "n1", is_alone)
     found = []
     for _ in range(3):
-        look = watched.reader.look(job, Look(0.0, 3600.0, {}), fresh_s=30.0, now_s=time.time())
+        look = watched.reader.look(job, Look(0.0, 3600.0, {}), Newest(), since_s=0.0)
         monitor._take([(job.id, look)], 0.0)
         found.append(any(event.code == "separate-trainings" for event in world.context.steps.events_of(job.id)))
     assert found == [False, is_told, is_told] and not found[0]
@@ -240,3 +244,42 @@ def test_a_host_that_crashed_ends_a_job_without_restarts_after_a_limit(
     reason, ended_s = runner.job.reason, at_s if runner.job.state is State.STOPPING else None
     assert ended_s == (None if ends_after_s is None else ends_after_s + 15)
     assert ended_s is None or (reason.code, reason.hosts) == ("hung-without-host", tuple(sorted(away)))
+
+
+@pytest.mark.parametrize(
+    ("hosts_up", "policy", "hang_s", "ends"),
+    [
+        (("n3", "n4"), {"has_epochs": True}, 900.0, True),
+        (("n3", "n4"), {"on_unreachable_node": "fence"}, 900.0, True),
+        (("n3",), {"has_epochs": True}, 900.0, False),
+        ((), {"has_epochs": True}, 900.0, False),
+        (("n3", "n4"), {"has_epochs": True}, None, False),
+        (("n3", "n4"), {"on_unreachable_node": "wait"}, 900.0, False),
+        (("n2", "n3", "n4"), {"has_epochs": True}, 900.0, False),
+    ],
+    ids=["epochs", "fence", "one-host-is-too-few", "head-alone", "no-limit", "wait", "a-rank-would-show-it"],
+)
+def test_a_job_all_of_whose_hosts_are_gone_starts_again_on_others(
+    world: World, hosts_up: tuple[str, ...], policy: dict[str, Any], hang_s: float | None, ends: bool
+) -> None:
+    spec, others = JobSpec(name="demo", command=("true",), timeouts=Timeouts(hang_s=hang_s)), (Host("n3"), Host("n4"))
+    job = world.running(N1, N2, others=others, spec=spec, policy=RestartPolicy(max_restarts=3, **policy))
+    world.up(*(host for host in (N1, N2, *others) if host.name in hosts_up))
+    [runner] = world.jobs
+    monitor = HangMonitor(world.context)
+    watched = _Watched(world.folder, job, Windows(hang_s, first_step_s=1e6), is_reported=False)
+    for at_s in range(0, 5 * 3600, 15):
+        ranks = {0: RankLook("n1", 7), 1: RankLook("n2", 7)}
+        away = frozenset({"n1", "n2"} - set(hosts_up))
+        look = Look(float(at_s), 60.0, ranks, unreachable=away, may_restart=may_restart(job, away))
+        monitor._judge(runner, watched, look)
+        world.jobs.steps.work_off()
+        if runner.job.state is not State.RUNNING:
+            break
+    assert (runner.job.state is State.STOPPING) is ends
+    if ends:
+        assert at_s == 915 and (runner.job.reason.code, runner.job.reason.hosts) == ("hung-without-host", ("n1", "n2"))
+
+
+def may_restart(job: Job, silent: frozenset[str]) -> bool:
+    return can_restart_without(replace(job, unconfirmed=tuple(silent)), tuple(silent), silent)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
-from ascendrun.health.samples.device_samples import DeviceReader, ToolOutput, sampling_items
+from ascendrun.health.samples.device_samples import DeviceReader, ToolOutput, sampling_items, sampling_request
 from ascendrun.health.samples.sample_lines import LineReader
 from ascendrun.sim.ascend.scenario import PlannedFault, Scenario, ShownProcess
 from ascendrun.sim.ascend.tree import environ_of, install_tree, set_fault
@@ -272,3 +272,10 @@ def test_a_small_line_does_not_unpack_to_gigabytes() -> None:
     bomb = base64.b64encode(zlib.compress(b"x" * (64 << 20))).decode()
     raw = LineReader("a1").read({"at_ns": 1, "tool": "npu-smi", "code": 0, "z": bomb}).raw
     assert len(raw[0].text) == 4 << 20
+
+
+def test_a_head_with_very_many_hosts_gets_fewer_samples_of_each_which_screens_still_show() -> None:
+    intervals = [sampling_request("npu", every_s=5.0, hosts=hosts) or {} for hosts in (8, 320, 960)]
+    assert [one["every_s"] for one in intervals] == [5.0, 5.0, 15.0]
+    assert all(item["every_s"] >= one["every_s"] for one in intervals for item in one["items"])
+    assert sampling_request("npu", every_s=0.0, hosts=960) is None
