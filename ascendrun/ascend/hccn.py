@@ -36,6 +36,7 @@ _PING_TIME = re.compile(
     r"|(?:max|min|average|TP[0-9]+) time .*"
 )
 _COUNTER = re.compile(r"[a-z][a-z0-9_]{2,60}")
+_COUNTERS = re.compile(rf"(?:packet statistics:\n)?(?:{_COUNTER.pattern}:[0-9]{{1,18}}\n)+\n*")
 _POWER = re.compile(r"(\S+) mW")
 _NOT_KEPT = (
     "temperature", "Temp ", "Vcc", "Tx Power", "TxPower", "RxPower High", "Tx Bias", "Host SNR", "Media SNR", "xsfp",
@@ -179,6 +180,11 @@ def parse_ping(text: str) -> Ping:
 
 
 def parse_stat(text: str) -> Counters:
+    if _COUNTERS.fullmatch(text):  # nearly every port prints this form
+        pairs = [line.split(":") for line in text.split("\n") if line and line != "packet statistics:"]
+        known = {name: int(number) for name, number in pairs}
+        if len(known) == len(pairs):
+            return Counters(values=known)
     errors, rest = reading.split_errors(reading.lines_of(text))
     values: dict[str, int] = {}
     seen: Counter[str] = Counter()

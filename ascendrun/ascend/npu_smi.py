@@ -256,6 +256,8 @@ class _Table:
             if first.setdefault(key, chip) != chip:
                 doubled.update(lines)
             one = kept.setdefault(key, chip)
+            if one is chip:
+                continue
             differ: dict[str, Any] = {
                 each.name: None for each in fields(NpuChip) if getattr(one, each.name) != getattr(chip, each.name)
             }

@@ -239,8 +239,8 @@ _OF_EQUAL_SIZES = frozenset(
 
 @_message(
     ["Watchdog caught collective operation timeout"],
-    _GROUP + r"Watchdog caught collective operation timeout: \w+\((?:.*?SeqNum=(?P<seq>\d+))?"
-    r"(?:.*?OpType=(?P<op>\w+))?(?:.*?NumelIn=(?P<in>\d+), NumelOut=(?P<out>\d+))?",
+    _GROUP + r"Watchdog caught collective operation timeout:(?: \w+\((?:.*?SeqNum=(?P<seq>\d+))?"
+    r"(?:.*?OpType=(?P<op>\w+))?(?:.*?NumelIn=(?P<in>\d+), NumelOut=(?P<out>\d+))?)?",
 )
 def _watchdog(found: Match[str]) -> PeerMessage:
     names = ("seq", "op", "group", *(("in", "out") if found["op"] in _OF_EQUAL_SIZES else ()))
@@ -304,6 +304,7 @@ _add(
     r"\[(?P<ranks>[\d, ]+)\] finished collective #(?P<index>\d+), but didn't join collective #(?P<others>\d+)",
 )
 _add("missing", ["They never joined any collectives"], r"ranks \[(?P<ranks>[\d, ]+)\] are the lagging ranks", EXEC)
+_add("missing", ["wait timeout after"], r"wait timeout after \d+ms, keys: \S*/rank_(?P<rank>\d+)\b", EXEC)
 _add(
     "missing",
     ["failed to pass monitoredBarrier"],
@@ -314,7 +315,7 @@ _add(
 
 @_message(
     ["joined", "worker_count"],
-    r"(?P<joined>\d+)/(?P<all>\d+) clients joined|"
+    r"(?P<joined>\d+)(?:/| of )(?P<all>\d+) (?:clients|nodes|hosts|workers|processes|ranks) (?:have )?joined|"
     r"world_size=(?P<size>\d+), worker_count=(?P<count>\d+)",
 )
 def _store_missing(found: Match[str]) -> PeerMessage:
@@ -324,8 +325,8 @@ def _store_missing(found: Match[str]) -> PeerMessage:
 
 @_message(
     ["o route to host", "Host is down", "etwork is unreachable", "onnection timed out", "(gai error: "],
-    r"(?P<no_route>[Nn]o route to host|Host is down)|(?P<no_network>[Nn]etwork is unreachable)|"
-    r"(?P<no_answer>[Cc]onnection timed out)|\(gai error: -?\d+ - (?P<no_name>[\w ]+)",
+    r"^(?!.*\bibv_).*?(?:(?P<no_route>[Nn]o route to host|Host is down)|(?P<no_network>[Nn]etwork is unreachable)|"
+    r"(?P<no_answer>[Cc]onnection timed out)|\(gai error: -?\d+ - (?P<no_name>[\w ]+))",
 )
 def _unreached(found: Match[str]) -> PeerMessage:
     why = str(found.lastgroup)
@@ -343,7 +344,7 @@ _add(
 
 @_message(
     ["while trying to connect to (", "TopoExchangeAgent: connect server["],
-    r"timed out after \d+ms while trying to connect to \(|TopoExchangeAgent: connect server\[[^\]]+\] failed",
+    r"timed out after \d+m?s while trying to connect to \(|TopoExchangeAgent: connect server\[[^\]]+\] failed",
 )
 def _unreached_in_time(found: Match[str]) -> PeerMessage:
     values = {"why": "in_vain", "reason": "timed out", "meeting": "yes"}

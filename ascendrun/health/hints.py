@@ -1,5 +1,6 @@
-"""The steps of a hint that fit a job: hints are written for any accelerator, launcher and host.
+"""What a hint advises for a class of failures, and which of its steps fit a job: hints are written for any accelerator.
 
+fixes_of(diagnosis, "en")    ["`ss -ltnp 'sport = :PORT'`; `nvidia-smi`"]
 given = {**named_in(["bind: ('0.0.0.0', 29500) in use"], {"accelerator": "npu"}), "R": "3"}
 fitting(["`ss -ltnp 'sport = :PORT'`; `nvidia-smi`"], given, "en")    "`ss -ltnp 'sport = :29500'`"
 """
@@ -7,16 +8,17 @@ fitting(["`ss -ltnp 'sport = :PORT'`; `nvidia-smi`"], given, "en")    "`ss -ltnp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
-from ascendrun.ascend.vocabularies import read_table
-from ascendrun.text import listed
+from ascendrun.ascend.vocabularies import Value, alike, read_table
+from ascendrun.text import listed, translations
 
 SHORT = 40
 """Characters: no hint sets a variable to a longer value."""
 _STEPS = re.compile("; |；")
 _ASSIGNED = re.compile(r"\b([A-Z][A-Z0-9_]{3,})=([\w.:/-]+)")
-_COMMAND = re.compile(r"`[^`]+`")
+_COMMAND = re.compile(r"(?: ?[(（]`[A-Z]+`[)）])|`[^`]+`")
 _PLACE = re.compile(r"(?<![\w$-])[A-Z]+\b(?![_.=])")
 
 
@@ -50,6 +52,8 @@ def fitting(hints: Iterable[str], given: Mapping[str, str], lang: str) -> str:
 
 
 def _filled(command: str, given: Mapping[str, str]) -> str:
+    if not command.startswith("`") and not given.get(command.strip(" `()（）")):
+        return ""  # a name in brackets that the message does not have
     return _PLACE.sub(lambda place: given.get(place[0]) or place[0], command)
 
 
@@ -65,3 +69,49 @@ def _fits(step: str, given: Mapping[str, str]) -> bool:
 
 def _is_of(kind: str, one: str, text: str) -> bool:
     return re.search(read_table("hints")["kinds"][kind][one]["names"], text) is not None
+
+
+# ---------------------------------------------------------------- the fix of a class
+
+
+class Classified(Protocol):
+    """A failure with its class (health.diagnosis.Diagnosis): `why`: its values, the deciding one first."""
+
+    @property
+    def domain(self) -> str: ...
+    @property
+    def scope(self) -> str: ...
+    @property
+    def phase(self) -> str: ...
+    @property
+    def why(self) -> tuple[Value, ...]: ...
+
+
+def fixes_of(found: Classified, lang: str, *, of_domain: bool = True) -> list[str]:
+    """Return what to check first: of the first value that has it, that of a missing path in any domain, else of the
+    domain in its phase; then of the domain in its scope. Of the domain without these; [] for errors of no kind."""
+    domain = found.domain
+    owned = sorted(found.why, key=lambda one: one.vocabulary not in alike("knows-best"))
+    fixes = [*served_by(found), *(one.fix for one in owned if one.domain == domain)]
+    fixes += [one.fix for one in owned if one.fix == "path"]
+    exact = first_text([*fixes, *[f"{domain}.{found.phase}"] * of_domain], lang)
+    is_alone = of_domain and not exact
+    wide = [f"{domain}.{found.scope}"] * (is_alone or found.scope in ("host", "group")) + [domain] * is_alone
+    return exact + first_text(wide, lang)
+
+
+def is_owned(found: Classified) -> bool:
+    """Return whether the fix is known by numbers or by the owner: it comes before what the program advises."""
+    return any(one.vocabulary in alike("knows-best") and one.domain == found.domain for one in found.why)
+
+
+def served_by(found: Classified) -> list[str]:
+    """Return the fixes of services that could not be reached over the network, of a hub before those of a download."""
+    served = (one.fix for one in found.why if one.vocabulary in alike("outside"))
+    return sorted(served, key="download".__eq__) if found.domain == "network" else []
+
+
+def first_text(fixes: Sequence[str], lang: str) -> list[str]:
+    """Return the first text (diagnosis.fix.NAME) that is there; [] without one."""
+    known = (f"diagnosis.fix.{name}" for name in fixes)
+    return [listed(key).render(lang) for key in known if key in translations("en")][:1]

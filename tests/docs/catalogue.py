@@ -6,8 +6,9 @@ import ast
 import json
 import re
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "ascendrun"
@@ -33,12 +34,17 @@ def fields(template: str) -> frozenset[str]:
     )
 
 
-def inline() -> Iterator[Message]:
+@cache
+def inline() -> Sequence[Message]:
     """Every call of `Text("key", "English")` in the package, of errors and `say` that take the same, and of
     `listed("key")`. Raises KeyError for one that is in no en.json.
 
     `Error.of` and `fault` take the English of its hint, too.
     """
+    return tuple(_found_in_code())
+
+
+def _found_in_code() -> Iterator[Message]:
     english_by_key = _once([row for path in files_of("en") for row in templates(path).items()])
     for path in sorted(PACKAGE.rglob("*.py")):
         source = path.read_text(encoding="utf-8")

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,16 @@ from phrases import PHRASES, fill
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.reasons import Reason, because
 from ascendrun.core.logs.log_lines import parse_ranks
-from ascendrun.health.diagnosis import DeviceFact, Evidence, FixedClock, HostEvidence, Line, RankEvidence
+from ascendrun.health.diagnosis import (
+    DeviceFact,
+    Diagnosis,
+    Evidence,
+    FixedClock,
+    HostEvidence,
+    Line,
+    RankEvidence,
+    diagnose,
+)
 from ascendrun.health.elastic_error import error_lines
 
 FOLDER = Path(__file__).parent / "cases"
@@ -50,9 +60,17 @@ def case_files() -> list[Path]:
     return sorted(FOLDER.glob("*.yaml"))
 
 
+@cache
 def load(path: Path) -> Case:
-    row = yaml.safe_load(path.read_text(encoding="utf-8"))
+    row = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return Case(path.stem, Builder(row, seed=path.stem).evidence(), _expected(row["expect"]))
+
+
+@cache
+def case_of(path: Path) -> tuple[Case, Diagnosis]:
+    """The case and its diagnosis, which many tests ask for."""
+    case = load(path)
+    return case, diagnose(case.evidence)
 
 
 def _expected(row: Mapping[str, Any]) -> Expected:

@@ -68,6 +68,11 @@ def test_an_exception_is_certain_only_if_every_traceback_is_whole(output, is_cer
     assert found.ranks == (2,) and (found.confidence is Confidence.CERTAIN) == is_certain, (found.code, found.caveats)
 
 
+def test_a_general_exception_is_certain_only_if_its_message_names_something() -> None:
+    found = explain(raised("dictionary changed size during iteration"))
+    assert (found.code, found.ranks, found.confidence) == ("exception", (2,), Confidence.LIKELY)
+
+
 NO_LABEL = WHOLE.replace("RuntimeError", "ValueError")
 SHUTDOWN = (
     "terminate called without an active exception\nFatal Python error: Aborted\n\nThread 0x01 (most recent call first):"
@@ -222,3 +227,27 @@ def test_a_failure_of_one_host_shows_what_only_this_host_has() -> None:
     labels = dict(enumerate(("a/0", "a/1", "b/0", "b/1", "c/0", "c/1")))  # no other host does the work of npu02
     alone = diagnose(replace(Builder(row, seed="differs").evidence(), labels=labels))
     assert not [proof for proof in alone.evidence if proof.line == "diagnosis.differs"]
+
+
+CALLED = 'Traceback (most recent call last):\n  File "/work/train.py", line 70, in <module>\n    step()\n'
+
+
+@pytest.mark.parametrize(
+    ("last", "is_certain"),
+    [
+        ("codec.BitstreamError: <exception str() failed>", False),
+        ("meter.MeterError_NotReadable: Not Readable", False),
+        ("RuntimeError: 17", False),
+        ("meter.MeterError_NotReadable: no counter for this board", True),
+        ("MemoryError", True),
+        ("KeyError: 3", True),
+    ],
+)
+def test_an_exception_without_a_message_is_certain_only_by_an_exact_class(last: str, is_certain: bool) -> None:
+    found = explain({"err": f"{CALLED}{last}"})
+    assert (found.ranks, found.confidence is Confidence.CERTAIN) == ((2,), is_certain), (found.why, found.caveats)
+
+
+def test_the_statement_that_raised_stands_for_a_message() -> None:
+    head = CALLED.replace("step()", "assert heads % ranks == 0")
+    assert explain({"err": f"{head}AssertionError"}).values["message"] == "AssertionError: assert heads % ranks == 0"

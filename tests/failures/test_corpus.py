@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from corpus import Case, case_files, load
+from corpus import Case, case_files, case_of
 from variations import mutate
 
 from ascendrun.health.diagnosis import Confidence, Diagnosis, diagnose, render
@@ -19,12 +18,6 @@ from ascendrun.health.diagnosis import Confidence, Diagnosis, diagnose, render
 CASES = case_files()
 MUTATIONS = min(int(os.environ.get("MUTATIONS", "4")), 200)
 RIGHT_SHARE = 0.95
-
-
-@cache
-def case_of(path: Path) -> tuple[Case, Diagnosis]:
-    case = load(path)
-    return case, diagnose(case.evidence)
 
 
 def faults_of(case: Case, found: Diagnosis) -> list[str]:

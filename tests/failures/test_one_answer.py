@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from corpus import case_files, load
+from corpus import case_files, case_of, load
 from spooling import make_job, spool_case
 
 from ascendrun.core.dataclass import load_dataclass
@@ -23,7 +23,6 @@ from ascendrun.core.jobs.restart import Failure, Kind, RestartPolicy
 from ascendrun.core.settings import Settings
 from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.store import Store
-from ascendrun.health.diagnosis import diagnose
 from ascendrun.health.diagnosis.classes import failure_of, first_of
 from ascendrun.query.explain import explain_job, judge
 from ascendrun.query.views import make_job_detail, make_job_view
@@ -33,8 +32,8 @@ FAILED = [path for path in case_files() if "\nstate:" not in path.read_text(enco
 
 @pytest.mark.parametrize("path", FAILED, ids=lambda path: path.stem)
 def test_the_view_of_a_failed_job_names_the_ranks_and_hosts_of_its_diagnosis(path: Path, tmp_path: Path) -> None:
-    evidence = load(path).evidence
-    found = diagnose(evidence)
+    case, found = case_of(path)
+    evidence = case.evidence
     job = make_job(evidence, "j-0001", "head")
     quick = first_failure(job.nodes, {}, forks=False)
     job = replace(job, first_failure=None if quick is None else FirstFailure(quick))
@@ -65,7 +64,7 @@ def test_the_answer_of_the_child_process_is_that_of_explain(path: Path, tmp_path
 def test_a_refusal_of_the_ranks_is_the_users_and_is_not_tried_again() -> None:
     """It was `unknown`: three restarts, and then checkpoints were set aside that nothing was wrong with."""
     (path,) = [path for path in case_files() if path.stem == "all_ranks_refuse_the_checkpoints_of_another_training"]
-    evidence = load(path).evidence
-    found = failure_of(diagnose(evidence), evidence)
+    case, diagnosis = case_of(path)
+    found = failure_of(diagnosis, case.evidence)
     assert (found.kind, found.retry) == (Kind.USER, "never")
     assert Kind.USER not in RestartPolicy().causes

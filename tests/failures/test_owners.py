@@ -37,6 +37,14 @@ def explain(err: str, facts: dict[str, Any] | None = None) -> Diagnosis:
         ("ImportError: /x/libtorch_npu.so: undefined symbol: aclrtNewEv", "CANN (toolkit", "the pair of one version"),
         ("OSError: /x/ext.so: undefined symbol: _ZN7c10_npu3acl4PeekEv", "another torch_npu", "NNAL"),
         ("ImportError: /x/ext.so: undefined symbol: _ZN2at4_ops5zerosE", "another torch:", "set_env.sh"),
+        ("ImportError: /x/ext.so: undefined symbol: _ZTVN5torch8autograd4NodeE", "another torch:", "set_env.sh"),
+        ("ImportError: /x/l.so: undefined symbol: _ZNK6AsdOps3Ops18GetOperationByNameERKSs", NNAL, "another torch:"),
+        ("ImportError: /x/l.so: undefined symbol: _ZNK2ge5Shape7GetDimsEv", "CANN (toolkit", "another torch:"),
+        ("ImportError: /x/l.so: undefined symbol: ncclMemFree", "build for CPU or NPU", "on GPUs"),
+        ("ModuleNotFoundError: No module named 'megatron.training'", "pip install -e .", "the package is there"),
+        ("ModuleNotFoundError: No module named 'triton'", "triton-ascend", "on GPUs"),
+        ("ModuleNotFoundError: No module named 'flash_attn'", "sdpa or eager", "on GPUs"),
+        ("AttributeError: module 'peft' has no attribute 'new'", "the package is there", "the pair of one version"),
         ("ModuleNotFoundError: No module named 'peft.tuners.new'", "the package is there", "install it there"),
         ("ModuleNotFoundError: No module named 'vllm._C'", "its source tree", "install it there"),
         ("ModuleNotFoundError: No module named 'megatron'", "pip install -e .", "install it there"),
@@ -48,6 +56,31 @@ def test_the_owner_of_what_is_missing_gives_the_fix(message: str, fix: str, not_
     found = explain(FRAMES + message)
     assert found.domain == "environment"
     assert fix in found.hint and not_fix not in found.hint
+
+
+@pytest.mark.parametrize(("own", "free", "is_held"), [("3.40", "12.20 MiB", True), ("58.90", "901.20 MiB", False)])
+def test_memory_that_others_hold_comes_before_a_smaller_batch(own: str, free: str, is_held: bool) -> None:
+    """The numbers of the allocator tell that this process has little of the device."""
+    sizes = f"60.97 GiB total capacity; 3.10 GiB already allocated; {free} free; {own} GiB reserved in total by PyTorch"
+    found = explain(f"{FRAMES}RuntimeError: NPU out of memory. Tried to allocate 256.00 MiB (NPU 0; {sizes})")
+    assert found.domain == "device-memory"
+    assert found.hint.startswith("other processes hold") == is_held
+
+
+@pytest.mark.parametrize("name", ["NODE_RANK", "RANK"])
+def test_a_variable_that_is_not_set_is_named(name: str) -> None:
+    assert f"(`{name}`) under `env:`" in explain(f"{FRAMES}KeyError: '{name}'").hint
+    assert "env:" not in explain(f"{FRAMES}KeyError: 'tokens'").hint
+
+
+def test_a_weight_that_the_program_does_not_have_is_of_its_release() -> None:
+    assert "vllm-ascend" in explain(f"{FRAMES}KeyError: 'visual.merger.linear_fc1.weight'").hint
+
+
+def test_the_package_that_raised_is_named_where_nothing_better_is_known() -> None:
+    frame = '  File "/opt/lib/python3.10/site-packages/trl/a.py", line 3, in f\n    assert x\n'
+    assert "pip show trl" in explain(f"{FRAMES}{frame}AssertionError").hint
+    assert "pip show" not in explain(f"{FRAMES}AssertionError").hint
 
 
 def test_a_module_a_symbol_and_a_library_of_nobody_have_no_owner() -> None:

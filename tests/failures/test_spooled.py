@@ -12,11 +12,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from corpus import Builder, Case, Expected, case_files, load
+from corpus import Builder, Case, Expected, case_files, case_of
 from spooling import spool_case
 
 from ascendrun.core.rank_env import FLIGHT_FILE
-from ascendrun.health.diagnosis import diagnose
 
 NEEDS_MORE = frozenset(
     {  # samples, device tools, device addresses and guesses at clocks are not spooled here
@@ -37,8 +36,7 @@ CASES = [path for path in case_files() if path.stem not in NEEDS_MORE]
 def test_what_the_spool_holds_leads_to_the_same_diagnosis(path: Path, tmp_path: Path) -> None:
     from ascendrun.query.explain import explain_job
 
-    case = load(path)
-    expected = diagnose(case.evidence)
+    case, expected = case_of(path)
     job = spool_case(case, tmp_path)
     found = explain_job(tmp_path, job, now_s=case.evidence.now_s).diagnosis
     assert (found.code, found.ranks, found.hosts) == (expected.code, expected.ranks, expected.hosts), found.message

@@ -30,7 +30,20 @@ DOMAINS = (
 """Where a failure lies. environment: versions, libraries, paths; resource: ports, limits, held devices; access: logins
 and services; outside: signals and schedulers; silent: waits and hangs; collectives: ranks that disagree."""
 SOFT = frozenset(
-    {"concepts", "exits", "frameworks", "owners", "packages", "plog", "scope", "services", "statuses", "torch_npu"}
+    {
+        "concepts",
+        "downloads",
+        "exits",
+        "frameworks",
+        "measured",
+        "owners",
+        "packages",
+        "plog",
+        "scope",
+        "services",
+        "statuses",
+        "torch_npu",
+    }
 )
 """Vocabularies whose values are never certain."""
 
@@ -184,14 +197,15 @@ _WORDS_OF_ERRNO = {
 }
 
 
+_FIXED_WORDS = (
+    "nccl", "cuda", "statuses", "recovery", "resolver", "compilers", "plog", "frameworks", "downloads", "containers",
+)  # fmt: skip
+
+
 @cache
 def _phrases() -> tuple[Pattern[str], Mapping[str, Value]]:
     """Return one pattern of all values that are words, and the values by their words."""
-    values = {
-        key: value
-        for name in ("nccl", "cuda", "statuses", "recovery", "resolver", "compilers", "plog", "frameworks")
-        for key, value in vocabulary(name).items()
-    }
+    values = {key: value for name in _FIXED_WORDS for key, value in vocabulary(name).items()}
     known = ((words, value_of("errnos", name)) for words, name in _WORDS_OF_ERRNO.items())
     values.update({words: value for words, value in known if value is not None})
     longest = sorted(values, key=len, reverse=True)
@@ -231,12 +245,53 @@ def concepts_in(text: str) -> Iterator[Value]:
 
 
 def lacking_in(text: str) -> Iterator[Value]:
-    """Yield the owner of each module, library or symbol that a text reports as missing: it gives the fix."""
+    """Yield the owner of each module, library, symbol or variable that a text reports as missing: it gives the fix. A
+    mangled symbol is of its outer namespace."""
     for found in wording("lacks").finditer(text):
         kind = str(found.lastgroup)
-        value = value_of("owners", found[kind]) or value_of("owners", f"any {kind.rstrip('0123456789')}")
+        mangled = wording("mangled").match(found[kind])
+        name = found[kind] if mangled is None else f"{mangled[2][: int(mangled[1])]}::"
+        value = value_of("owners", name) or value_of("owners", f"any {kind.rstrip('0123456789')}")
         if value is not None:
             yield value
+
+
+def services_in(text: str) -> Iterator[Value]:
+    """Yield the known services that a text names by their hosts, without pages to read there."""
+    for found in _hosts_of_services().finditer(text):
+        yield vocabulary("services")[found[1]]
+
+
+@cache
+def _hosts_of_services() -> Pattern[str]:
+    hosts = "|".join(map(re.escape, vocabulary("services")))
+    return re.compile(rf"(?<![\w-])({hosts})(?![\w-]|\.\w)(?!/(?:docs|models|papers|blog)\b)")
+
+
+HELD_FROM = 0.3
+"""Others hold memory of a device if it is more than this fraction of it: the runtime itself holds a few GiB."""
+_UNITS = {"K": 2.0**10, "M": 2.0**20, "G": 2.0**30}
+
+
+def measured_in(text: str) -> Iterator[Value]:
+    """Yield that other processes hold memory of the device: by what an allocator reports of the total, of what is free,
+    and of its own."""
+    sizes: dict[str, float] = {}
+    for found in wording("memory-size").finditer(text):
+        sizes.setdefault(str(found["before"] or found["after"]), float(found["size"]) * _UNITS[found["unit"]])
+    total, free, own = (next((sizes[one] for one in names if one in sizes), None) for names in _REPORTED_AS)
+    if total and free is not None and own is not None and total - free - own > HELD_FROM * total:
+        yield Value("measured", "held by others", "device-memory", fix="memory-held")
+
+
+_REPORTED_AS = (
+    ("total capacity", "total capacity of"),
+    ("free", "of which"),
+    ("reserved in total", "this process has"),
+)
+
+GIVE_THE_FIX = (lacking_in, measured_in, services_in)
+"""Of the whole output of a failure: who provides what is missing, who holds what is full, and who did not respond."""
 
 
 @cache
@@ -245,17 +300,19 @@ def _compiled(key: str) -> Pattern[str]:
 
 
 _REPORTED = re.compile(
-    r"(?:\bE[A-Z0-9]\d{4}:?\s?\[PID[^\]]*\]\s?\S*\s*(?:\(E\w{5}\):)?|\b\w+\(E\w{5}\):)\s*(?P<text>\S.{10,300}?)(?:\.?\[FUNC|$)"
+    r"(?:\bE[A-Z0-9]\d{4}:?\s?\[PID[^\]]*\]\s?\S*\s*(?:\(E\w{5}\):)?|\b\w+\(E\w{5}\):|^\s+(?=\S.*\[FUNC))"
+    r"\s*(?P<text>\S.{10,300}?)(?:\.?\[FUNC|$)"
 )
 _KERNEL = re.compile(r"\b(?P<text>fault kernel_name=[^\s,]+)")
 
 
 def cann_detail(lines: Iterable[str]) -> str:
-    """Return the kernel that CANN names as the failed one, else what its first report has behind its error id: what was
-    wrong, without the place in CANN's sources; "" if there is neither."""
+    """Return the kernel that CANN names as the failed one, else what its reports and their trace have behind the error
+    id: the first that is more than that a call failed, without the place in CANN's sources; "" if there is neither."""
     texts = tuple(lines)
-    found = (pattern.search(text) for pattern in (_KERNEL, _REPORTED) for text in texts)
-    return next((one["text"] for one in found if one is not None), "")
+    kernels, reports = ([*filter(None, map(pattern.search, texts))] for pattern in (_KERNEL, _REPORTED))
+    found = kernels or sorted(reports, key=lambda one: "ailed" in one["text"])
+    return str(found[0]["text"]) if found else ""
 
 
 @cache

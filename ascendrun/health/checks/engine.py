@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ascendrun.core.allocations import EngineFacts
 from ascendrun.core.findings import Finding, Severity
-from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.health.survey.check_context import CheckContext, check, finding
+
+if TYPE_CHECKING:
+    from ascendrun.core.jobfile.model import JobSpec
 
 
 @check("engine", "the engine ends all of a job and not too early, has its devices, and the state directory is local",

@@ -8,7 +8,6 @@ from typing import Any
 
 from ascendrun.core.findings import Finding, Severity
 from ascendrun.core.jobfile.launchers import RAY
-from ascendrun.core.jobfile.model import Timeouts
 from ascendrun.health.checks.container import lacks_glibc
 from ascendrun.health.survey.check_context import CheckContext, check, differing, finding, node_check, outliers
 from ascendrun.health.survey.facts import NodeFacts, TorchFacts
@@ -29,6 +28,8 @@ def check_python(context: CheckContext, host: str, facts: NodeFacts) -> Iterator
     if python is None or lacks_glibc(python.error):
         return
     if "python" in facts.late:
+        from ascendrun.core.jobfile.model import Timeouts
+
         limit_s = context.job.timeouts.check_s if context.job is not None else Timeouts().check_s
         yield finding("python-slow", Severity.WARN, host, python=_job_python(context), limit_s=limit_s)
     elif python.setup == "failed":

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ascendrun.ascend.signatures import Hit, scan, signature_of, strongest
 from ascendrun.ascend.vocabularies import alike, strength_of
+from ascendrun.core.jobs.reasons import LOST
 from ascendrun.health.diagnosis import evidence as given
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, HostEvidence, Moment, earliest, moment, surely_before
@@ -104,14 +105,13 @@ def strongest_symptom(timelines: Sequence[RankTimeline]) -> Suspect | None:
     running = [one for one in timelines if not one.rank.stopped]
     signs = [(one, one.own) for one in running if one.own is not None and one.own.role == result.SYMPTOM]
     strong = [own for _, own in signs if own.strength >= result.SIGN_FROM]
-    weak = [own for one, own in signs if one.rank.has_failed and one.waited is None]
+    weak = [own for one, own in signs if (one.rank.has_failed or one.rank.inner) and one.waited is None]
     best = max(_by_reason(strong or weak), key=lambda one: (one.strength, -one.at_s), default=None)
     return None if best is None else _unsure(best, best.strength)
 
 
 # ---------------------------------------------------------------- facts of the hosts
 
-_LOST = {"rebooted": "node-rebooted", "directory-gone": "node-directory-gone", "no-power": "node-without-power"}
 BEFORE_S, AFTER_S = 1800.0, 10.0
 """Around the end of a host's ranks."""
 NEAR_S = 300.0
@@ -124,7 +124,7 @@ FULL_BELOW_BYTES = 64 * 2**20
 def _lost_hosts(evidence: Evidence) -> Iterator[Suspect]:
     """Yield the hosts that were lost, with the state transitions for this reason."""
     for host in evidence.hosts:
-        for code in filter(None, (_LOST.get(host.lost or ""), "supervisor-lost" if host.supervisor_lost else None)):
+        for code in filter(None, (LOST.get(host.lost or ""), "supervisor-lost" if host.supervisor_lost else None)):
             moves = [one for one in evidence.events if getattr(one.values.get("reason"), "key", "") == f"reason.{code}"]
             proofs = [Proof(one.message(), None, host.host, at_s=one.at_s) for one in moves if host.host in one.hosts]
             ranks = tuple(rank.rank for rank in evidence.ranks_of(host.host))

@@ -7,6 +7,7 @@ kernel events of the first ranks give the domain of a failure whose message nobo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
@@ -41,6 +42,7 @@ MOST_VALUES = 12
 """Values that a diagnosis keeps."""
 PROVEN_FROM = 75
 """Rows of this strength name the reason and not only its kind."""
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\x00-\x7f]+")
 
 
 def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
@@ -54,7 +56,8 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
     if is_vague or vocabularies.is_open(winner.code):
         told += _said_by(winner, first)
     printed = [text for one in first for text in (*one.said, *(line.text for line in one.details))]
-    told += vocabularies.lacking_in("\n".join((*(proof.line for proof in winner.proofs), *printed)))
+    whole = "\n".join((*(proof.line for proof in winner.proofs), *printed))
+    told += (value for read in vocabularies.GIVE_THE_FIX for value in read(whole))
     is_wide = scope == "all" or is_whole  # software differs between hosts, not between the ranks of one
     if is_wide and any(_is_of_versions(text, one) for one in first for text in one.said):
         told.append(Value("exceptions", "versions", "environment", depth=2, is_family=True, fix="versions"))
@@ -69,6 +72,8 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
     domain = values[0].domain if values else "program"
     if row is not None and any(one.is_hard and one.domain != domain for one in _other_codes(winner, first)):
         found = replace(found, confidence=Confidence.LIKELY, caveats=(*found.caveats, caveat("two-codes")))
+    if winner.code == "exception" and not (values and values[0].is_hard) and not _has_content(winner):
+        found = replace(found, confidence=Confidence.LIKELY, caveats=(*found.caveats, caveat("no-message")))
     differences = differences_of(evidence, winner.hosts, domain) if is_whole else ()
     unfit = misfits_in(evidence.host(winner.hosts[0]).facts) if winner.hosts and domain == "environment" else ()
     misfits = (Proof(one.message, host=winner.hosts[0]) for one in unfit if one.message is not None)
@@ -104,6 +109,14 @@ def _is_of_the_host(first: Value) -> bool:
     return first.domain == "program" and (first.vocabulary in vocabularies.alike("same-everywhere") or first.depth < 0)
 
 
+def _has_content(winner: Suspect) -> bool:
+    """Return whether a message has a word that is not in the name of its class; of a general one a name."""
+    name, _, message = str(winner.values.get("message", "")).partition(": ")
+    words, known = ({word.lower() for word in _WORD.findall(text)} for text in (message, name))
+    is_plain = says(message, "names-nothing") and vocabularies.class_of(name).depth < 0
+    return not (words <= known or is_plain or says(message, "unprintable"))
+
+
 def code_value(code: str) -> Value | None:
     """Return the value of a diagnosis's code: of a conclusion, a row, or the vocabulary that has the row's code."""
     row = signature_of(code)
@@ -127,9 +140,10 @@ def _said_by(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Value]:
         said += [line.text for one in first for line in (*one.details, *(() if kinds or one.details else one.plog))]
     if states:
         said = [result.without_quotes(text) for text in said]  # a program's own data may have any words
-    for text in said:
-        yield from vocabularies.values_in(text)
-    yield from libraries
+    values = [value for text in said for value in vocabularies.values_in(text)]
+    yield from values
+    if vocabularies.alike("asynchronous").isdisjoint(value.vocabulary for value in values):
+        yield from libraries
     if all(one.depth >= -1 for one in kinds):
         yield from vocabularies.concepts_in("\n".join(said))
     for one in first:
@@ -175,14 +189,24 @@ def _is_of_versions(text: str, one: RankTimeline) -> bool:
         return True
     missing = wording("no-attribute").search(text)
     if missing is not None:
-        return all(says(line, "library") or f"/{missing[1]}" not in line for line in one.frames.splitlines())
-    return says(text, "unexpected-argument") and one.chain is not None and bool(one.chain.final.below)
+        own = re.compile(rf"/{missing[1]}[/.]").search
+        return all(says(line, "library") or own(line) is None for line in one.frames.splitlines())
+    raised = None if one.chain is None else one.chain.final
+    if raised is None or not raised.below:
+        return False
+    is_between = len(set(wording("package").findall("\n".join(raised.below)))) > 1 and "NoneType" not in text
+    return says(text, "unexpected-argument") or (
+        is_between and raised.short_type in vocabularies.alike("between-packages")
+    )
 
 
 def _seen_on(winner: Suspect, evidence: Evidence, first: Sequence[RankTimeline]) -> Iterator[Value]:
-    """Yield what the kernels and devices of their hosts report."""
+    """Yield what the kernels and devices of their hosts report. Without the kernel's log, SIGKILL is most often that of
+    its out-of-memory killer."""
     for host in (evidence.host(name) for name in winner.hosts):
         here = evidence.ranks_of(host.host)
+        unread = value_of("conclusions", "killed-unseen") if host.dmesg is None and winner.code == "killed" else None
+        yield from () if unread is None else (unread,)
         for line in host.dmesg or ():
             if line.at_s is None or is_timely(line.at_s, here):
                 for value in vocabularies.kernel_values(line.text):

@@ -75,7 +75,7 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
         waited=suffered.wait if suffered else None,
         waited_at=None if suffered is None else moment(evidence, rank.host, suffered.line.at_s),
         survived=fatal.survived(),
-        said=tuple(fatal.lines[index].text for index in _report(fatal, own)),
+        said=tuple(text for index in _report(fatal, own) if not says(text := fatal.lines[index].text, "usual-causes")),
         frames="\n".join(fatal.lines[index].text for one in raised for index in range(one.first, one.last)),
         plog=tuple(plog),
         details=tuple(_details(fatal)),

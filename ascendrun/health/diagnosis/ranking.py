@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ascendrun.ascend.peer_messages import LOST
-from ascendrun.ascend.vocabularies import alike, cann_detail, class_of, wording
+from ascendrun.ascend.vocabularies import alike, cann_detail, class_of, phase_of, wording
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.candidates import candidates_of, joined, merged, strongest_symptom
 from ascendrun.health.diagnosis.classes import classified, code_value
@@ -67,7 +67,7 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
             for one in _alternatives(winner, candidates)
         ),
         missing=(*evidence.missing, *missing),
-        domain="" if value is None else value.domain,
+        domain="network" if told.get("waited") == LOST else "" if value is None else value.domain,
         rules=winner.rules,
         given=_given_of(winner, evidence, timelines),
     )
@@ -94,36 +94,54 @@ def _told_of(
     winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeline]
 ) -> tuple[Sequence[Proof], Mapping[str, str]]:
     """Return what the first rank logged before a general exception, or before an end without one; and as values what
-    its message advises, what CANN reports, else the first of these, and how most ranks waited."""
+    its message advises, what CANN reports, else the first of these, how most ranks waited, and in which
+    phase."""
     first = [one for one in timelines if one.rank.rank in winner.ranks[:1]]
-    said, value = [text for one in first for text in one.said], code_value(winner.code)
+    said = [text for one in first for text in one.said]
     known = [proof.line for proof in winner.proofs]
     is_general = winner.code == "exception" and class_of(str(winner.values.get("type", ""))).depth < 0
     logged = [(one, line) for one in first for line in one.details[:MOST_DETAILS] if line.text.strip() not in known]
     is_open = is_general or winner.code == "exit-code"
     proofs = [result.proof_of(evidence, line, one.rank) for one, line in logged if is_open]
     coded = [*known, *said, *(line.text for one in first for line in one.plog)]
-    lines = [*(proof.line for proof in proofs), *(coded if value and value.vocabulary in ("acl", "cann") else ())]
+    lines = [*(proof.line for proof in proofs), *coded]
     advice = next((match[1] for match in map(wording("advice").search, said) if match is not None), "")
     inner = wording("last-error").search("\n".join(said)) if winner.code == "exception" else None
     detail = cann_detail(lines) or (inner["text"] if inner is not None else lines[0] if proofs else "")
     waits = Counter(one.waited for one in timelines if one.waited and (winner.rules or not winner.strength))
     waited = next((kind for kind, _ in waits.most_common(1) if kind != LOST or not winner.strength), "")
-    return proofs, {key: text for key, text in (("advice", advice), ("detail", detail), ("waited", waited)) if text}
+    doing = phase_of("\n".join(one.frames for one in timelines if one.waited)) if waited else ""
+    found = {"advice": advice, "detail": detail, "waited": waited, "doing": doing}
+    return proofs, {key: text for key, text in found.items() if text}
 
 
 def _given_of(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeline]) -> Mapping[str, str]:
     """Return what a hint may name: of the job, the first rank, its message, and the short variables of its host."""
     first = next((one for one in timelines if one.rank.rank in winner.ranks and one.rank.rank >= 0), None)
     told = first.said if first is not None and first.said else [proof.line for proof in winner.proofs]
-    variables = evidence.host(winner.hosts[0]).facts.get("environ", {}) if winner.hosts else {}
+    below = "" if first is None or first.chain is None else "\n".join(first.chain.final.below[::-1])
+    packages = wording("package").findall("\n".join((*told, below)))
+    facts = evidence.host(winner.hosts[0]).facts if winner.hosts else {}
+    between, versions = [*dict.fromkeys(packages[::-1])][:2], facts.get("packages", {})
     return {
-        **named_in(told, {"accelerator": evidence.device_type, "launcher": evidence.launcher}, variables),
+        **named_in(told, {"accelerator": evidence.device_type, "launcher": evidence.launcher}, facts.get("environ")),
         "JOB": evidence.job,
         "R": "" if first is None else str(first.rank.rank),
         "N": "" if first is None or first.rank.device is None else str(first.rank.device),
         "HOST": fold_hosts(winner.hosts),
+        "PACKAGE": "".join(packages[-1:]),
+        "PACKAGES": ", ".join(" ".join(filter(None, (one, versions.get(one.replace("_", "-"))))) for one in between),
+        "PEERS": "" if winner.ranks else _peers_of(timelines),
     }
+
+
+def _peers_of(timelines: Sequence[RankTimeline]) -> str:
+    """Return whom the messages of ranks that waited name: ranks, else addresses, else how many came; "": none."""
+    told = [(one.rank.rank, message) for one in timelines for message in one.messages if message.wait is not None]
+    ranks = sorted({rank for own, message in told for rank in message.ranks if rank != own})
+    hosts = dict.fromkeys(address for _, message in told for address, _ in message.addresses)
+    joined = dict.fromkeys("{joined}/{expected}".format_map(one.values) for _, one in told if "joined" in one.values)
+    return f"rank {', '.join(map(str, ranks))}" if ranks else ", ".join(hosts or joined)
 
 
 # ---------------------------------------------------------------- the choice

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ascendrun.ascend.signatures import Description, scan, signature_of, strongest
-from ascendrun.ascend.vocabularies import is_of_several, is_open
+from ascendrun.ascend.vocabularies import alike, is_of_several, is_open, says, value_of
 from ascendrun.health.diagnosis.result import Diagnosis, Proof, Role
-from ascendrun.health.hints import fitting
+from ascendrun.health.hints import first_text, fitting, fixes_of, is_owned, served_by
 from ascendrun.text import Rendered, Text, fill, language, listed, translations
 from ascendrun.text.format import label_ranks
 
@@ -63,13 +63,14 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
     advice = [listed("diagnosis.advice", advice=values["advice"]).render(lang)] if "advice" in values else []
     if f"diagnosis.{diagnosis.code}.message" in translations("en"):
         texts = {part: _sentence(diagnosis, part, values, lang) for part in ("message", "cause", "hint")}
-        hints = [texts["hint"]]
+        hints, of, value = [texts["hint"]], diagnosis.domain, value_of("conclusions", diagnosis.code)
+        doing, waited = (first_text([f"{of}.{values.get(key)}"], lang) for key in ("doing", "waited"))
         if diagnosis.code == "exception":
             texts["cause"], hints = _of_exception(diagnosis, values, lang, texts["cause"], advice)
-        elif is_open(diagnosis.code) and diagnosis.domain != "outside":
-            hints += _fixes(diagnosis, lang)
-        hints += _first_text([f"{diagnosis.domain}.{values.get('waited')}"], lang)
-        return Description(texts["message"], texts["cause"], fitting([*misfit, *hints], fits, lang))
+        elif is_open(diagnosis.code) and "outside" not in (of, "" if value is None else value.domain):
+            peers = first_text(["peers"], lang) if diagnosis.given.get("PEERS") else []
+            hints = [*peers, *fixes_of(diagnosis, lang), *waited, *hints]
+        return Description(texts["message"], texts["cause"], fitting([*misfit, *doing, *hints, *waited], fits, lang))
     signature = signature_of(diagnosis.code)
     if signature is None:
         sentence = listed("diagnosis.failed-first", who=values["who"], reason=diagnosis.code)
@@ -87,10 +88,11 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
         sentence = listed("diagnosis.path", **given, **path)
     else:
         sentence = listed("diagnosis.points-to" if is_of_several(diagnosis.code) else "diagnosis.failed-first", **given)
-    fixes = _fixes(diagnosis, lang, of_domain=False)
-    is_owned = any(one.vocabulary == "owners" and one.domain == diagnosis.domain for one in diagnosis.why)
-    hints = [*fixes, *advice] if is_owned else [*advice, known.hint, *fixes]
-    hint = fitting([*misfit, *hints], fits, lang) or fitting(_fixes(diagnosis, lang), fits, lang)
+    fixes = fixes_of(diagnosis, lang, of_domain=False)
+    is_vague = is_open(diagnosis.code) or signature.role == "symptom" or bool(served_by(diagnosis))
+    hints = [*advice, *fixes, known.hint] if is_vague else [*advice, known.hint, *fixes]
+    hints = [*fixes, *advice] if is_owned(diagnosis) else hints
+    hint = fitting([*misfit, *hints], fits, lang) or fitting(fixes_of(diagnosis, lang), fits, lang)
     return Description(sentence.render(lang), known.cause, hint)
 
 
@@ -108,31 +110,23 @@ def _of_exception(
 ) -> tuple[str, list[str]]:
     """Return cause and hints of an exception: what its message advises, then what helps, or of the program's own errors
     the words of the catalogue for their class."""
-    where, fixes = values.get("where", "?"), _fixes(diagnosis, lang)
+    where, fixes = values.get("where", "?"), fixes_of(diagnosis, lang)
     place = listed("diagnosis.see-output") if where == "?" else listed("diagnosis.see-traceback", where=where)
     hits = [hit for hit in scan([(0, f"{values.get('type', '')}: ")]) if hit.signature.code.startswith("python-")]
     best = strongest(hits)
     known = Description("", "", "") if best is None else best.signature.words(lang)
     domain = listed(f"diagnosis.domain.{diagnosis.domain}").render(lang) if fixes else cause
-    return known.cause or domain, [place.render(lang), *advice, *(fixes or ([] if advice else [known.hint]))]
-
-
-def _fixes(diagnosis: Diagnosis, lang: str, *, of_domain: bool = True) -> list[str]:
-    """Return what to check first: of the first value that has it, that of a missing path in any domain, else of the
-    domain in its phase; then of the domain in its scope. Of the domain without these; [] for errors of no kind."""
-    domain = diagnosis.domain
-    owned = sorted(diagnosis.why, key=lambda one: one.vocabulary != "owners")  # they know it best
-    fixes = [one.fix for one in owned if one.domain == domain]
-    fixes += [one.fix for one in owned if (one.vocabulary, one.domain) == ("errnos", "program")]
-    exact = _first_text([*fixes, *[f"{domain}.{diagnosis.phase}"] * of_domain], lang)
-    is_alone = of_domain and not exact
-    wide = [f"{domain}.{diagnosis.scope}"] * (is_alone or diagnosis.scope in ("host", "group")) + [domain] * is_alone
-    return exact + _first_text(wide, lang)
-
-
-def _first_text(fixes: Sequence[str], lang: str) -> list[str]:
-    known = (f"diagnosis.fix.{name}" for name in fixes)
-    return [listed(key).render(lang) for key in known if key in translations("en")][:1]
+    names = [one.fix for one in diagnosis.why if one.fix and one.domain == diagnosis.domain]
+    may_raise = ("program", "data") if names else ("program", "data", "environment")
+    is_of_package = diagnosis.given.get("PACKAGE") and diagnosis.domain in may_raise
+    raised_by = first_text(["raised-by"], lang) if is_of_package else []
+    at_line = diagnosis.domain != "data" and (not names or names[0] in alike("at-a-line"))
+    advised = [*fixes, *advice] if is_owned(diagnosis) else [*advice, *fixes]
+    ordered = [*advice, *raised_by, *fixes] if at_line else [*advised, *raised_by]
+    if fixes or advice:
+        return known.cause or domain, [*ordered, place.render(lang)]
+    elsewhere = first_text(["elsewhere"], lang) if says(values.get("message", ""), "points-elsewhere") else []
+    return known.cause or domain, [*elsewhere, *ordered, place.render(lang), known.hint]
 
 
 def _sentence(diagnosis: Diagnosis, part: str, values: Mapping[str, str], lang: str) -> str:

@@ -16,6 +16,7 @@ from ascendrun.ascend.vocabularies import alike, read_table, strength_of
 from ascendrun.health.diagnosis.edges import Edge, Edges, Found, lowest, minority
 from ascendrun.health.diagnosis.evidence import Evidence, earliest, surely_before
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
+from ascendrun.health.diagnosis.lines.rank_lines import services_in
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.result import Suspect
 from ascendrun.health.flight_recorder import Recorded, first_difference
@@ -239,14 +240,17 @@ def loopback(edges: Edges, reports: Sequence[Edge]) -> Found | None:
 
 def unreached(edges: Edges, every: Sequence[Edge]) -> Found | None:
     """The host that no other host reaches; else hosts that fail where others succeed; else the reporting host of a
-    pair. A timeout is a broken path only if a rank there was listening."""
+    pair. A timeout is a broken path only if a rank there was listening, or if rank 0 too has no answer from an address
+    that no host has."""
     listening = {other.host for other in edges.of("clients")}
+    master = edges.by_rank.get(0)
+    is_up = listening or (master is not None and master.waited is not None)
     reports: list[Edge] = []
     paths: dict[tuple[str, str | None], Edge] = {}
     for one in sorted(every, key=lambda one: one.message.values["why"] == "in_vain"):
         why = one.message.values["why"]
         # a target None: an unknown address, possibly the master's
-        is_broken = why != "in_vain" or one.target in listening or (listening and one.target is None)
+        is_broken = why != "in_vain" or one.target in listening or (is_up and one.target is None)
         if one.target != one.host and is_broken and (why != "no_name" or one.timeline.waited is not None):
             reports.append(one)
             paths.setdefault((one.host, one.target), one)
@@ -263,7 +267,8 @@ def unreached(edges: Edges, every: Sequence[Edge]) -> Found | None:
     if len(targets) == 1 and not is_own and 1 < len(hosts) < len(all_hosts) <= 2 * len(hosts):
         hosts = targets
     ranks = edges.ranks_on(targets) if hosts is targets else [one.rank for one in reports]
-    is_stranger = len(targets) != 1 and len(hosts) == 1 and why in ("no_route", "no_answer")
+    is_service = why == "no_network" and bool(services_in(first.line.text))
+    is_stranger = len(targets) != 1 and len(hosts) == 1 and (is_service or why in ("no_route", "no_answer"))
     if is_stranger and own is not None and "type" in own.values and not first.values["meeting"]:
         return Found(ranks, chosen, "exception", hosts=hosts, caveats="only-symptom", values=own.values)
     known = {"no_name": "name-not-resolved", "in_vain": "master-unreachable"}
@@ -319,9 +324,10 @@ def first_loser(edges: Edges, waits: Sequence[Edge]) -> Found | None:
 
 
 def quiet(edges: Edges, waits: Sequence[Edge]) -> Found | None:
-    """The others if only some ranks timed out, provided they are few or entire hosts."""
+    """The others if only some ranks timed out, provided they are few or entire hosts. A rank with a watchdog's report
+    is none of them."""
     ended = {one.rank.rank for one in edges.timelines if one.waited or one.has_cause or one.rank.has_failed}
-    ranks = {*edges.by_rank} - ended
+    ranks = {*edges.by_rank} - ended - {one.rank for one in edges.of("progress")}
     hosts = {edges.by_rank[rank].rank.host for rank in ranks}
     is_whole = ranks == set(edges.ranks_on(hosts))
     is_some = _is_few(edges, ranks) or (is_whole and 2 * len(hosts) <= len(edges.hosts))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 MODULES = (
     "torch", "torch-npu", "numpy", "transformers", "accelerate", "peft", "deepspeed", "safetensors", "tokenizers",
-    "lightning", "ray",
+    "lightning", "ray", "trl", "datasets", "huggingface-hub", "diffusers", "vllm", "vllm-ascend", "triton-ascend",
 )  # fmt: skip
 
 # importlib.metadata finds the same versions, but importing it takes 40 ms of CPU, on each host at every start.
@@ -100,16 +100,27 @@ exit 0
 
 # ---------------------------------------------------------------- device tools
 
+# Only builtins of the shell: each $(…) is a process, on every host at every start and in every sample. `find_tool` sets
+# `t`, to "" if there is no such tool.
 _SECTION = r"""
 section() { printf '@@ %s\n' "$1"; shift; "$@" 2>&1; printf '\n@@= %s\n' $?; }
 r=${ASCENDRUN_SIM_ROOT:-}
-ascend=$(sed -n 's/^Driver_Install_Path_Param=//p' "$r/etc/ascend_install.info" 2>/dev/null)
-ascend=${ascend:-$r/usr/local/Ascend}
+ascend=$r/usr/local/Ascend
+if [ -r "$r/etc/ascend_install.info" ]; then
+    while IFS= read -r line || [ -n "$line" ]; do
+        case $line in Driver_Install_Path_Param=?*) ascend=${line#*=} ;; esac
+    done <"$r/etc/ascend_install.info"
+fi
 find_tool() {
-    for f in $(command -v "$1") "$ascend/driver/tools/$1" /usr/local/Ascend/driver/tools/$1 /usr/local/bin/$1 \
-            /usr/local/sbin/$1; do
-        [ -x "$f" ] && { printf '%s' "$f"; return; }
+    t=
+    before=$IFS
+    IFS=:
+    set -f
+    for d in $PATH "$ascend/driver/tools" /usr/local/Ascend/driver/tools /usr/local/bin /usr/local/sbin; do
+        [ -f "$d/$1" ] && [ -x "$d/$1" ] && { t=$d/$1; break; }
     done
+    set +f
+    IFS=$before
 }
 """
 
@@ -127,7 +138,7 @@ printf '\n@@= 0\n'
 TABLE = (
     _SECTION
     + r"""
-t=$(find_tool npu-smi)
+find_tool npu-smi
 [ -n "$t" ] || { section none true; exit 0; }
 echo '@@ info'
 o=$("$t" info 2>&1; echo "x$?")
@@ -157,7 +168,7 @@ for p in $(printf '%s' "$o" | sed -n 's/^[0-9A-Fa-f:.]*, *\([0-9][0-9]*\),.*/\1/
 INFO = (
     _SECTION
     + r"""
-t=$(find_tool npu-smi)
+find_tool npu-smi
 [ -n "$t" ] || exit 127
 exec "$t" info
 """
@@ -165,7 +176,8 @@ exec "$t" info
 
 # A hanging call is ended after $seconds, if `timeout` exists; after two of them, the other calls are skipped.
 _LIMITED = r"""
-k=$(command -v timeout) && k="$k -s KILL $seconds"
+k=
+command -v timeout >/dev/null && k="timeout -s KILL $seconds"
 hung=0
 limited() { $k "$@"; c=$?; [ $c -ne 137 ] || hung=$((hung + 1)); return $c; }
 """
@@ -176,7 +188,7 @@ CARDS = (
     + "seconds=8"
     + _LIMITED
     + r"""
-t=$(find_tool npu-smi)
+find_tool npu-smi
 [ -n "$t" ] || exit 0
 for i in $(limited "$t" info -l 2>/dev/null | sed -n 's/^[[:space:]]*NPU ID *: *\([0-9][0-9]*\).*/\1/p'); do
     for v in "$@"; do
@@ -194,7 +206,7 @@ PORTS = (
     + "seconds=5"
     + _LIMITED
     + r"""
-t=$(find_tool hccn_tool)
+find_tool hccn_tool
 [ -n "$t" ] || exit 0
 for v in "$@"; do
     for d in "$r"/dev/davinci[0-9]*; do
@@ -218,7 +230,7 @@ PINGS = (
     + "seconds=10"
     + _LIMITED
     + r"""
-t=$(find_tool hccn_tool)
+find_tool hccn_tool
 [ -n "$t" ] || exit 0
 while [ $# -ge 2 ] && [ $hung -lt 2 ]; do
     section "ping $1 $2" limited "$t" -i "$1" -ping -g address "$2" pkt 3

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ascendrun.ascend.hccn import parse_stat
 from ascendrun.ascend.kinds import TOOLS
 from ascendrun.ascend.reading import ToolError
 from tests.lib.ascend_recordings import NAMES, PARSERS, RECORDINGS, read
@@ -256,3 +257,12 @@ def test_no_text_at_all_makes_a_parser_raise(kind, data):
         st.sampled_from(["9" * 5000, "\u0661", "nan", "1e400", "[" * 3000, '{"a":' * 2000, "\ud800"]),
     )  # fmt: skip
     PARSERS[kind]("\n".join(data.draw(st.lists(fragment, max_size=12))))
+
+
+def test_counters_are_the_same_whether_the_text_is_read_at_once_or_by_lines():
+    text = "packet statistics:\n" + "".join(f"mac_rx_{name}_num:{n}\n" for n, name in enumerate("abcd", start=9)) + "\n"
+    assert parse_stat(text).values == {f"mac_rx_{name}_num": n for n, name in enumerate("abcd", start=9)}
+    rng = random.Random(7)
+    for _ in range(20 * COUNT):
+        mutated = mutate(text, rng)
+        assert parse_stat(mutated) == parse_stat("\n" + mutated), mutated

@@ -36,6 +36,13 @@ def test_a_step_of_two_hints_is_shown_once() -> None:
     assert fitting(["a; b", "b; c"], {}, "en") == "a; b; c"
 
 
+def test_code_that_ends_with_a_bracket_stays_and_an_unknown_name_in_brackets_does_not() -> None:
+    step = "convert the tensor (`.to(dtype)`, `.contiguous()`) of the operator (`NAME`)"
+    without = "convert the tensor (`.to(dtype)`, `.contiguous()`) of the operator"
+    assert fitting([step], {}, "en") == without
+    assert fitting([step], {"NAME": "aclnnAdd"}, "en") == f"{without} (`aclnnAdd`)"
+
+
 @pytest.mark.parametrize(
     ("place", "printed", "value"),
     [

@@ -38,6 +38,7 @@ class Fatal(rank_lines.RankLines):
         candidates = [one for one in lasting if one.kind != "ignored" and self.is_terminal(one.last)]
         ordered = sorted(candidates, key=lambda one: (one.kind == "main", one.last))
         own = [one for one in ordered if self.role_of(one) == CAUSE]
+        own = [one for one in own if not says(one.root.text, "of-failed-child")] or own
         if not own:
             return ordered[-1] if ordered else None
         before = [one for one in self.chains if self._led_to(one, own[-1]) and self.role_of(one) == CAUSE]
@@ -278,7 +279,8 @@ def _values_of(chain: Chain, *, shown: Raised) -> Mapping[str, str]:
     root = chain.root
     placed = root if root.message == shown.message else shown  # from another process, with its message
     where = placed.where or shown.where or root.where or "?"
-    values = {"type": shown.short_type, "message": shown.text[:MESSAGE_CHARACTERS], "where": where}
+    text = shown.text if shown.message or not shown.statement else f"{shown.type}: {shown.statement}"
+    values = {"type": shown.short_type, "message": text[:MESSAGE_CHARACTERS], "where": where}
     if shown is not root:
         values["root"] = root.text[:300]
     return values

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ascendrun.ascend.vocabularies import says, wording
+from ascendrun.ascend.vocabularies import is_warning, says, wording
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.lines.tracebacks import read_chains, same_exception, split_prefix
 
@@ -58,9 +58,13 @@ def _expand_process(process: RankEvidence, *, is_alone: bool) -> tuple[RankEvide
     for line in process.lines:
         by_rank.setdefault(split_prefix(line.text)[1], []).append(line)
     loose = by_rank.pop(None, [])
+    if not ends and not by_rank:  # one process of one rank: torch and torch_npu name it in their reports
+        found = wording("own-rank").findall("\n".join(line.text for line in loose))
+        named = {int(rank) for numbers in found for rank in numbers if rank}
+        return tuple(replace(process, rank=rank) for rank in named) if len(named) == 1 else ()
     numbers = sorted({*ends, *(rank for rank in by_rank if rank is not None)})
-    roots = [end.rank for end in ends.values() if end.is_root]
-    owners = _owners(ends, loose) if roots and not by_rank else ()
+    are_warnings = all(is_warning(line.text) for lines in by_rank.values() for line in lines)
+    owners = _owners(ends, loose) if are_warnings and any(end.is_root for end in ends.values()) else ()
     inner = (ends.get(number) or InnerEnd(number) for number in numbers)
     return tuple(_inner(process, end, by_rank.get(end.rank, []), loose if end.rank in owners else ()) for end in inner)
 
@@ -77,8 +81,6 @@ def _owners(ends: Mapping[int, InnerEnd], loose: Sequence[Line]) -> tuple[int, .
 
 def _inner(process: RankEvidence, end: InnerEnd, lines: Sequence[Line], loose: Sequence[Line]) -> RankEvidence:
     """Make a rank; SIGTERM or SIGKILL to a rank that is not the root counts as a stop."""
-    has_message = any("Traceback" in line.text or "Error" in line.text for line in lines)
-    own = [] if has_message else [line for line in loose if not says(line.text, "of-launcher")]
     signal = -end.code if end.code is not None and end.code < 0 else None
     exited_s = process.exited_at_s
     if exited_s is not None and end.is_root:
@@ -93,7 +95,7 @@ def _inner(process: RankEvidence, end: InnerEnd, lines: Sequence[Line], loose: S
         signal=signal,
         stopped=process.stopped or (not end.is_root and end.code in (-15, -9)),
         exited_at_s=exited_s,
-        lines=(*lines, *own),
+        lines=(*lines, *(line for line in loose if not says(line.text, "of-launcher"))),
         last_output_s=None,
         plog=None,
         error=(),

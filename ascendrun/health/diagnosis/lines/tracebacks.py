@@ -11,15 +11,19 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.result import normalised
 
-_PREFIX = re.compile(r"^(?:\[(?:rank(?P<rank>\d+)|[A-Za-z_]*\d+)\]:[ ]?)+")
+_PREFIX = re.compile(r"^(?:\[(?:rank(?P<rank>\d+)\]:?|[A-Za-z_]*\d+\]:)[ ]?)+")
 TRACEBACK_HEAD = "Traceback (most recent call last)"
 _BOX = ("│", "╭", "╰", "└", "┌")
 _PREFIXED = re.compile(r'^(?!\s*File )(?P<prefix>\S.{2,120}?)\s\sFile "[^"]+", line \d+')
 _TRACEBACK, _FRAME, _BOXED_FRAME = map(wording, ("traceback", "frame", "boxed-frame"))
 _SURE, _ANY = wording("exception"), wording("name-and-message")
+_LOGGED = r"(?:E? +|\s+|.{0,160}?\b(?:ERROR|CRITICAL|FATAL)\b.{0,120}?[\s:|\]-]\s*)"
+_BEHIND = re.compile(_LOGGED + _SURE.pattern.lstrip("^"))
+"""An exception that a program indented or logged, or pytest."""
 _DURING = "During handling of the above exception, another exception occurred"
 _DIRECT = "The above exception was the direct cause of the following exception"
 _INSTALLED = re.compile(r"-packages/|lib/python3[\d.]*/|<frozen ")
+FRAME_INDENT = 2
 TORN_LINES = 8
 NOISE_LIMIT = 60
 """Maximum number of unrelated lines inside a traceback; with more it counts as torn."""
@@ -172,7 +176,8 @@ class _Parser:
 
     def _take_torn(self, at: int) -> bool:
         """Take an exception whose traceback lost its head: frames are shortly before it, or nothing else follows."""
-        found = _SURE.match(self._group[at][1])
+        text, is_near_end = self._group[at][1], at + TORN_LINES > len(self._group)
+        found = _SURE.match(text) or (_BEHIND.match(text) if is_near_end else None)
         if found is None or not found.group("message"):
             return False
         if self._heads and self._was_taken(at):
@@ -186,9 +191,8 @@ class _Parser:
                 return False
             places = frames
         self._close()
-        self._chains.append(
-            Chain((self._raised(at, at, (found.group("type"), found.group("message")), places),), kind="torn")
-        )
+        whole = self._with_next(at, text, (found.group("type"), found.group("message")))
+        self._chains.append(Chain((self._raised(at, at, whole, places),), kind="torn"))
         return True
 
     def _was_taken(self, at: int) -> bool:
@@ -242,6 +246,8 @@ class _Parser:
                 body = body[prefix:]
             frame = _FRAME.match(body) or _BOXED_FRAME.match(body)
             if frame is not None:
+                if not frames and frame.re is _FRAME:
+                    indent += max(0, len(body) - len(body.lstrip()) - FRAME_INDENT)  # all of it is indented
                 frames.append(frame)
                 after_frame, statement, code_from = True, "", None
             elif body[:1] in (" ", "\t", *_BOX) or not body.strip():
@@ -256,7 +262,8 @@ class _Parser:
                 break
             else:
                 found = _exception_line(body, after_frame=after_frame)
-                if found is not None:
+                carried = says(body, "carrier") and any(_FRAME.match(text) for _, text in self._group[at + 1 : at + 2])
+                if found is not None and not carried:
                     self._unended = frames
                     raised = self._raised(start, at, self._with_next(at, body, found), frames)
                     if frames:

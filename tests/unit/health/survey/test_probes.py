@@ -1,5 +1,10 @@
 """What is asked of NPU nodes, and what is made of the answers, mangled ones too."""
 
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -8,7 +13,7 @@ from ascendrun.health.comparison import fact_rows, finding_line
 from ascendrun.health.survey.check_context import CheckContext
 from ascendrun.health.survey.facts import NodeFacts, NpuFacts
 from ascendrun.health.survey.probes import NPU_PROBES, SurveyRequest, read_npu, read_results, survey_items
-from ascendrun.health.survey.scripts import read_sections
+from ascendrun.health.survey.scripts import CARDS, TABLE, read_sections
 from ascendrun.sim.ascend.scenario import Scenario
 from ascendrun.text import LANGUAGES
 from tests.lib.npu_worlds import ENVIRON, PYTHON, files_text, node, ran, raw_answers, scene_of, section, world
@@ -34,6 +39,29 @@ def test_npu_questions_are_asked_of_npu_nodes_and_where_nobody_knows():
     assert asked(device_type="cpu") == asked(device_type="cuda") == set()
     light = {item["name"]: item for item in survey_items(SurveyRequest("n", device_type="npu", is_full=False))}
     assert "npu-cards" not in light and "net_health" not in light["hccn"]["argv"]
+
+
+@pytest.mark.parametrize("shell", [name for name in ("dash", "bash", "busybox") if shutil.which(name)])
+@pytest.mark.parametrize("place", ["on the path", "of the installation", "nowhere"])
+def test_a_device_tool_is_found_without_another_process(tmp_path: Path, shell: str, place: str) -> None:
+    installed, on_path = tmp_path / "my driver" / "driver/tools", tmp_path / "pa th"
+    for folder in (installed, on_path, tmp_path / "etc"):
+        folder.mkdir(parents=True)
+    (tmp_path / "etc/ascend_install.info").write_text(f"A=1\nDriver_Install_Path_Param={tmp_path}/my driver")
+    if place != "nowhere":
+        tool = (on_path if place == "on the path" else installed) / "npu-smi"
+        tool.write_text(f'#!{shutil.which("sh")}\necho "NPU ID : 3: $*"\n')
+        tool.chmod(0o755)
+    (tmp_path / "npu-smi").mkdir()  # a directory is not a tool
+    path = f":{tmp_path}:{tmp_path}/*:{on_path}"  # no other tool: sed and timeout are not there either
+    sh = [str(shutil.which(shell)), *(["sh"] if shell == "busybox" else [])]
+    env = {"PATH": path, "ASCENDRUN_SIM_ROOT": str(tmp_path)}
+    done = subprocess.run([*sh, "-c", TABLE, "ascendrun"], capture_output=True, text=True, env=env, check=True)
+    (first, *_) = read_sections(done.stdout)
+    assert first.labels == (("none",) if place == "nowhere" else ("info",))
+    assert first.text.strip() == ("" if place == "nowhere" else "NPU ID : 3: info")
+    cards = subprocess.run([*sh, "-c", CARDS, "ascendrun", "ecc"], capture_output=True, text=True, env=env)
+    assert cards.returncode == 0 and "ecc" not in cards.stdout  # its list goes through sed
 
 
 def test_sections_come_apart_whatever_stands_in_them():
