@@ -141,7 +141,6 @@ class Supervision(client.Callback, Base):  # type: ignore[misc]
         self.position: Position | None = None
         self.saved_step = self.seen_step = 0
         self.problem: Text | None = None
-        self.stopped_at: int | None = None
         checkpoints.on_saved = self._after_save
 
     def __getattr__(self, name: str) -> Any:
@@ -184,7 +183,6 @@ class Supervision(client.Callback, Base):  # type: ignore[misc]
             self._save(trainer)
         if stops:
             self._finish(trainer)
-            self.stopped_at = self.seen_step
             here.log(listed("lightning.stopped", step=self.seen_step))
             raise SystemExit(0)
 

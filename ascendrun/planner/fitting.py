@@ -78,13 +78,19 @@ def devices_of(training: Training) -> Devices:
     )
 
 
+def has_choice(training: Training) -> bool:
+    """Return whether the strategy is chosen: it is `auto`, or there is no other rank to shard the model with."""
+    requested = str(training.options.get("strategy", "ddp"))
+    return requested == "auto" or (requested in cost.SHARDED and training.ranks == 1)
+
+
 def make_choice(training: Training, work: Workload, devices: Devices) -> Choice:
     options = training.options
     requested = str(options.get("strategy", "ddp"))
     has_zero3 = training.has_deepspeed and options.get("compile", "none") == "none" and not work.has_muon
     usable = cost.strategies_for(devices, scales=scales(training), has_deepspeed=has_zero3)
     usable = ("ddp",) if options.get("auto_find_batch_size") else usable
-    strategies = usable if requested == "auto" else (requested,)
+    strategies = usable if has_choice(training) else (requested,)
     found = cost.layouts(
         strategies,
         recompute=options.get("gradient_checkpointing", False),

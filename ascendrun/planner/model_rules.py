@@ -10,8 +10,8 @@ from ascendrun.planner.training import PlanProblem, Raw, Training
 from ascendrun.text import listed
 
 
-def model_problems(training: Training, option: str, path: str, *, needs_tokenizer: bool) -> Iterator[PlanProblem]:
-    """Report a base model that cannot be loaded: configuration, tokenizer, weights; or differs between the hosts."""
+def model_problems(training: Training, path: str, *, needs_tokenizer: bool) -> Iterator[PlanProblem]:
+    """Report a `base_model` that cannot be loaded: configuration, tokenizer, weights; or differs between the hosts."""
     copy_again = listed("plan.copy-base")
     configs = []
     for host, raw in training.found(path).items():
@@ -19,31 +19,31 @@ def model_problems(training: Training, option: str, path: str, *, needs_tokenize
             continue
         names, config = raw.get("names", ()), raw.get("config")
         if "adapter_config.json" in names and config is None:
-            yield PlanProblem.of("is-adapter", option, (host,), path=path)
+            yield PlanProblem.of("is-adapter", "base_model", (host,), path=path)
             continue
         if raw["kind"] != "model" or (config is None and not raw.get("config_error")):
-            yield PlanProblem.of("no-config", option, (host,), path=path)
+            yield PlanProblem.of("no-config", "base_model", (host,), path=path)
             continue
         if raw.get("config_error") or not isinstance(config, Mapping):
             reason = raw.get("config_error") or "not an object"
-            yield PlanProblem.of("bad-config", option, (host,), hint=copy_again, path=path, reason=reason)
+            yield PlanProblem.of("bad-config", "base_model", (host,), hint=copy_again, path=path, reason=reason)
             continue
         configs.append((host, raw))
         if needs_tokenizer and not raw["tokenizer"]["found"]:
-            yield PlanProblem.of("no-tokenizer", option, (host,), hint=copy_again, path=path)
+            yield PlanProblem.of("no-tokenizer", "base_model", (host,), hint=copy_again, path=path)
         elif needs_tokenizer and raw["tokenizer"].get("error"):
             reason = raw["tokenizer"]["error"]
-            yield PlanProblem.of("bad-tokenizer", option, (host,), hint=copy_again, path=path, reason=reason)
+            yield PlanProblem.of("bad-tokenizer", "base_model", (host,), hint=copy_again, path=path, reason=reason)
         elif needs_tokenizer and (problem := tokenizer_rows(path, raw["tokenizer"].get("ids"), config)):
-            yield replace(problem, option=option, hosts=(host,))
+            yield replace(problem, option="base_model", hosts=(host,))
         for code, values in _weight_problems(raw):
             fix = None if values.get("files") and code == "no-weights" else copy_again
-            yield PlanProblem.of(code, option, (host,), hint=fix, path=path, **values)
+            yield PlanProblem.of(code, "base_model", (host,), hint=fix, path=path, **values)
     kinds = {host: (raw["config"], raw["tensors"]) for host, raw in configs}
     first = next(iter(kinds.values()), None)
     others = tuple(host for host, kind in kinds.items() if kind != first)
     if others and not any(raw["not_on_disk"] for _, raw in configs):
-        yield PlanProblem.of("base-differs", option, others, hint=copy_again, path=path)
+        yield PlanProblem.of("base-differs", "base_model", others, hint=copy_again, path=path)
 
 
 def tokenizer_rows(path: str, ids: int | None, config: Mapping[str, Any]) -> PlanProblem | None:

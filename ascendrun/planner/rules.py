@@ -160,7 +160,7 @@ def strategy_problems(training: Training, *, has_muon: bool = False) -> Iterator
     options, ranks, strategy = training.options, training.ranks, str(training.options["strategy"])
 
     if strategy in SHARDED and ranks == 1:
-        yield PlanProblem.of("one-rank", "strategy", strategy=strategy)
+        yield PlanProblem.of("one-rank", "strategy", is_fatal=False, strategy=strategy)
     if strategy == "none" and ranks > 1:
         yield PlanProblem.of("strategy-none", "strategy", ranks=ranks)
     if options.get("cpu_offload") and (strategy in ("none", "ddp") or ranks == 1):
@@ -182,7 +182,7 @@ def engine_problems(training: Training, *, has_muon: bool = False) -> Iterator[P
     elif strategy == "zero3" and not training.has_deepspeed:
         yield PlanProblem.of("no-deepspeed", "strategy")
     size = int(options["shard_size"])
-    if size and ranks % size and (strategy in ("hsdp", "zero3") or (strategy == "auto" and ranks > 1)):
+    if size and ranks > 1 and ranks % size and strategy in ("hsdp", "zero3", "auto"):
         near = [each for each in range(1, ranks + 1) if ranks % each == 0]
         yield PlanProblem.of("shard-size", "shard_size", ranks=ranks, size=size, near=near)
 

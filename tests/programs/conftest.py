@@ -17,6 +17,7 @@ import pytest
 
 from tests.lib.vcluster.processes import await_that
 from tests.ports import free_port
+from tests.programs.rounding import keep_only_those
 
 REPO = Path(__file__).resolve().parents[2]
 DEADLINE_S = 200.0
@@ -35,6 +36,15 @@ TINY = (
     "--dtype=float32",
 )
 """About 56 training tracks in 6 steps an epoch."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rounding", action="store_true", help="programs: only what compares numbers within a tolerance")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--rounding", default=False):
+        keep_only_those(config, items)
 
 
 @pytest.fixture(scope="session")
@@ -100,7 +110,12 @@ class Server:
         self.compiled = tempfile.TemporaryDirectory(prefix="ascendrun-inductor-")
         self.process = subprocess.Popen(
             [sys.executable, str(script)],
-            env={**environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": self.compiled.name},
+            env={
+                **environ,
+                "OMP_NUM_THREADS": "1",
+                "TORCHINDUCTOR_CACHE_DIR": self.compiled.name,
+                "TORCHINDUCTOR_COMPILE_THREADS": "1",  # more are processes that import torch, for two kernels
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -8,6 +8,7 @@ A rank whose variable STOP_AFTER is [step, metrics file] sends itself SIGTERM on
 watches from outside is sure to be in time.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -45,6 +46,7 @@ PROGRAMS = {
 def start(request: dict[str, Any]) -> int:
     for module in PROGRAMS[request["program"]]:
         importlib.import_module(module)
+    gc.freeze()  # a search for garbage in a rank passes over what was imported
     pid = os.fork()
     if pid == 0:
         run(request)

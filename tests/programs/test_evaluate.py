@@ -35,6 +35,7 @@ from ascendrun.programs.trajectory.trees import (
     best_weight,
     confidence,
     grow_both,
+    grow_forest,
     grow_trees,
 )
 from tests.programs.conftest import alone
@@ -223,6 +224,16 @@ def test_trees_kept_as_arrays_answer_as_scikit_learn_does_also_after_a_file(tmp_
         np.testing.assert_allclose(found[:, boosting.classes_], told, atol=1e-12)
         assert not found[:, classes - 1].any()
         assert trees.expected.tolist() == [True, True, False, False, True]
+
+
+def test_a_forest_of_more_tracks_has_a_limited_size(monkeypatch):
+    pytest.importorskip("sklearn")
+    monkeypatch.setattr("ascendrun.programs.trajectory.trees.MOST_LEAVES", 200)
+    rng = np.random.default_rng(1)
+    few, many = (tracks_of(rng.normal(size=(count, 3)), rng.integers(0, 2, count)) for count in (200, 1000))
+    most = 2 * 200  # nodes of a tree
+    assert 200 < grow_forest(few, 2).feature.shape[1] < most  # by chance alone: nearly every track has a leaf
+    assert grow_forest(many, 2).feature.shape[1] < most
 
 
 def test_trees_have_the_weight_that_fits_unseen_tracks_and_none_where_an_expected_number_is_absent():

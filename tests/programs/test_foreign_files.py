@@ -18,6 +18,7 @@ from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.points.read_ais import TWO_SHIPS, Reading, read_tracks
 from ascendrun.programs.trajectory.points.tracks import Limits, Track
 
+pytestmark = pytest.mark.counts
 LIMITS = Limits(gap_s=3600, segment_points=10_000, min_points=3, max_knots=100)
 TRUTH = [track for track in generate(40, seed=11) if track.sog.max() > 3][:16]
 Row = dict[str, Any]

@@ -16,6 +16,7 @@ from benchmarks.memory.cases import SMALL
 from tests.programs.memory_oracle import Case, chat_step, finetuning_step, pretraining_step
 from tests.thorough import examples
 
+pytestmark = pytest.mark.counts
 WITHIN, OF_SHAPES = 0.15, 0.1
 QUICK = ("alone, float32", "ddp, float32, two pieces")
 """The others take longer, and run when asked for."""

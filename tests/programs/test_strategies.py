@@ -4,6 +4,7 @@ import pytest
 
 from ascendrun.programs.codon import genes
 from tests.programs import recorded
+from tests.programs.conftest import resharded
 from tests.programs.nanochat.test_nanochat_stages import TOKENIZER
 
 OWN = ["--max_steps=8", "--save_steps=2", "--save_total_limit=9", "--eval_steps=4", "--logging_steps=1"]
@@ -87,11 +88,22 @@ def test_losses_and_scores_are_those_of_one_rank(train, program, way):
 def test_strategies_that_cannot_work_are_one_error_before_anything_is_read(train):
     for program, way, option, hint in (
         ("nanochat", "2", "zero3", "set strategy: fsdp2"),
-        ("codon", "1", "hsdp", "set strategy: ddp"),
         ("codon", "2", "none", "strategy: auto"),
     ):
         run = train(program, way, f"--strategy={option}", name=f"{program}-{option}")
         assert set(run.wait()) == {1} and hint in run.text() and "Traceback" not in run.text(), run.text()
+
+
+@pytest.mark.parametrize("way", ["fsdp2-2", pytest.param("zero3-2", marks=pytest.mark.thorough)])
+def test_a_sharded_training_continues_on_one_rank_and_on_two_again(train, way):
+    strategy, runs = f"--strategy={way[:5]}", []
+
+    def begin(ranks, name):
+        runs.append(train("codon", ranks, strategy, name=name))
+        return runs[-1]
+
+    resharded(begin(way, "straight").succeed(), begin, {4: "1", 6: way})
+    assert f"{way[:5]} has no other rank to shard with" in runs[1].text()
 
 
 @pytest.mark.parametrize("way", ["fsdp2-2", pytest.param("zero3-2", marks=pytest.mark.thorough)])

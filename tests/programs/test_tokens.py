@@ -130,6 +130,18 @@ def test_a_label_under_another_name_is_refused_with_the_tokens_that_tell_each_cl
     assert found == {CLASSES[kind]: words for kind, words in told.items() if words}
 
 
+def test_tokens_of_points_are_named_and_never_refused():
+    """A class of one width is found by its width: the points have no class that could be removed."""
+    texts, labels, ships = leaking(LEAKS["each class has its token"])
+    found = check_leak(texts, labels, ships, of_points=True)
+    assert [each.values["name"] for each in found] == sorted(CLASSES)
+
+
+def test_numbers_as_classes_are_not_sought_in_longer_numbers():
+    texts, labels, ships = leaking(lambda kind, ship: ("G4_1017_1021",))
+    assert check_leak(texts, [str(101 + CLASSES.index(name)) for name in labels], ships) == []
+
+
 def test_one_class_that_a_token_tells_is_named_and_chance_is_not():
     warned = check_leak(*leaking(lambda kind, ship: ("CODE",) if kind == 2 else ()))
     assert [(each.values["name"], each.values["tokens"], each.values["f1"]) for each in warned] == [

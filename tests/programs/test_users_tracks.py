@@ -12,15 +12,15 @@ import pytest
 
 from ascendrun.facts.columns import propose
 from ascendrun.programs.errors import InvalidDataError
-from ascendrun.programs.trajectory.data import load_data
+from ascendrun.programs.trajectory.data import Samples, as_records, load_data
 from ascendrun.programs.trajectory.grammars import as_texts, fit_text, knots_of
 from ascendrun.programs.trajectory.model import Sizes, config_of_sizes, make_model
 from ascendrun.programs.trajectory.points.generate import generate
 from ascendrun.programs.trajectory.points.read_ais import Reading, read_tracks
 from ascendrun.programs.trajectory.points.tracks import Limits, Track, is_in_radians, summary
 from ascendrun.programs.trajectory.split import doubts
-from ascendrun.programs.trajectory.stages.trained import classify
-from ascendrun.programs.trajectory.store import Trained, save_trained, save_vote, unlike
+from ascendrun.programs.trajectory.stages.trained import check_classes, classify
+from ascendrun.programs.trajectory.store import Trained, Vote, save_trained, save_vote, unlike
 from ascendrun.programs.trajectory.tokens import encode, make_vocabulary
 from ascendrun.text import from_json
 from tests.programs.conftest import alone, options_of
@@ -103,7 +103,9 @@ class Listener:
 def test_predict_answers_for_every_ship_or_says_why_not(tmp_path):
     classifier(tmp_path / "best", generate(40, seed=1))
     save_vote([tmp_path / "best"], temperature=2.0, prior_shift=0.0, folder=tmp_path / "best")
-    (tmp_path / "t.csv").write_text(HEADER + ship("1") + "".join(ship(str(i), count=4) for i in range(2, 41)))
+    (tmp_path / "t.csv").write_text(
+        HEADER + ship("1", kind="Dredger") + "".join(ship(str(i), count=4) for i in range(2, 41))
+    )
     here = Listener()
     given = {"model_path": tmp_path / "best", "data_path": tmp_path / "t.csv", "output_dir": tmp_path}
     options = options_of("trajectory", "--mode=predict", *(f"--{name}={value}" for name, value in given.items()))
@@ -115,6 +117,17 @@ def test_predict_answers_for_every_ship_or_says_why_not(tmp_path):
     log = "\n".join(here.lines)
     assert "no track of 39 ships: 2, 3" in log and "min_segment_size" in log
     assert "in waters where training has no ships" in log
+    assert "1 track of classes that the model does not have are not scored: Dredger" in log
+
+
+def test_an_evaluation_of_other_classes_names_them(tmp_path):
+    known = generate(40, seed=1)
+    trained = classifier(tmp_path, known)
+    vote, records = Vote((trained,)), as_records([replace(known[0], label="Dredger")], trained.text)
+    with pytest.raises(InvalidDataError) as refused:
+        check_classes(vote, Samples({"val": records, "test": []}, {}, {}), ("val", "test"))
+    values = refused.value.args[0].values
+    assert (values["split"], values["names"], values["known"]) == ("val", ["Dredger"], ["Cargo", "Fishing"])
 
 
 def test_a_track_over_the_antimeridian_is_whole_in_every_way_to_write_it(tmp_path):
@@ -145,24 +158,43 @@ def test_codes_are_classes_of_the_ais_table_only_where_they_are_of_that_table(tm
     assert [track.label for track in tracks] == ["Cargo", "Fishing", None]
     tracks, _ = read(tmp_path, ship("1", kind="1") + ship("2", kind="7.0") + ship("3", kind="12"), header=header)
     assert [track.label for track in tracks] == ["1", "7", "12"]
+    tracks, _ = read(tmp_path, ship("1", kind="101") + ship("2", kind="204"), header=header)
+    assert [track.label for track in tracks] == ["101", "204"]
     tracks, _ = read(tmp_path, ship("1", kind="0") + ship("2", kind="0"), header=header)
     assert [track.label for track in tracks] == [None, None]
     tracks, _ = read(tmp_path, ship("1", kind="1") + ship("2", kind="70"))
     assert [track.label for track in tracks] == ["1", "70"]
 
 
-@pytest.mark.parametrize("step_s", [60, 1200])
+@pytest.mark.parametrize("step_s", [10, 60, 1200])
 def test_speed_in_tenths_and_course_in_radians_are_noticed_at_any_interval(tmp_path, step_s):
-    assert read(tmp_path, "".join(ship(str(i), step_s=step_s, knots=8.0) for i in range(5)))[0]
-    assert "--units=knots/10" in problem(tmp_path, "".join(ship(str(i), step_s=step_s, knots=100.0) for i in range(5)))
-    courses = np.random.default_rng(1).uniform(0, 2 * math.pi, 60)
-    rows = "".join(ship(str(i), step_s=step_s, course=course) for i, course in enumerate(courses))
-    assert "radians" in problem(tmp_path, rows)
+    def five(**other) -> str:
+        return "".join(ship(str(i), step_s=step_s, count=max(12, 720 // step_s), **other) for i in range(5))
+
+    assert read(tmp_path, five(knots=8.0))[0]
+    assert "--units=knots/10" in problem(tmp_path, five(knots=100.0))
+    for low in (0, -math.pi):
+        courses = np.random.default_rng(1).uniform(low, low + 2 * math.pi, 60)
+        rows = "".join(ship(str(i), step_s=step_s, course=course) for i, course in enumerate(courses))
+        assert "radians" in problem(tmp_path, rows)
+
+
+def test_twenty_minutes_of_one_ship_show_the_unit_of_its_speed(tmp_path):
+    assert "--units=knots/10" in problem(tmp_path, ship("1", step_s=30, count=40, knots=100.0))
 
 
 def test_courses_to_the_north_are_no_radians():
     assert not is_in_radians(np.random.default_rng(1).uniform(0, 3, 100))
     assert not is_in_radians(np.array([0.0, 6.0, np.nan] * 50))
+
+
+@pytest.mark.parametrize("low", [0, -math.pi])
+def test_a_ship_to_the_north_is_read_whatever_its_interval(tmp_path, low):
+    courses = np.random.default_rng(1).uniform(low, low + 2 * math.pi, 60) % 360
+    rows = "".join(
+        f"1,{1_641_168_000 + 1200 * i},{i / 20},0.0,{9 + i % 2 / 10},{course},A\n" for i, course in enumerate(courses)
+    )
+    assert len(read(tmp_path, rows)[0]) == 2
 
 
 def test_lines_that_quotes_swallow_are_counted_also_where_the_number_of_columns_fits(tmp_path):

@@ -223,9 +223,16 @@ def claims_of(spec: JobSpec, hosts: Sequence[Host]) -> dict[str, Claim]:
 
 
 def build_plan(
-    spec: JobSpec, hosts: tuple[Host, ...], reports: Mapping[str, NodeReport], job: Job, trees: tuple[Tree, ...]
+    spec: JobSpec,
+    hosts: tuple[Host, ...],
+    reports: Mapping[str, NodeReport],
+    job: Job,
+    trees: tuple[Tree, ...],
+    *,
+    hosts_of_others: int = 0,
 ) -> LaunchPlan:
-    """Return the plan of the job's current attempt. Raises PreflightError or InvalidInputError with every reason."""
+    """Return the plan of the job's current attempt. `hosts_of_others`: of the other live jobs of this head. Raises
+    PreflightError or InvalidInputError with every reason."""
     from ascendrun.ascend.containers import RAY_NAMES, with_npus
     from ascendrun.core.jobs.plan import make_plan
     from ascendrun.health.samples.device_samples import sampling_request
@@ -259,7 +266,9 @@ def build_plan(
     return replace(
         plan,
         nodes=tuple(replace(node, container=with_npus(node.container)) for node in plan.nodes),
-        sampling=sampling_request(spec.devices.type, every_s=spec.sampling.interval_s, hosts=len(plan.nodes)),
+        sampling=sampling_request(
+            spec.devices.type, every_s=spec.sampling.interval_s, hosts=len(plan.nodes) + hosts_of_others
+        ),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -171,6 +171,7 @@ def plan_stage(stage: TrainingStage, world: CheckContext, runs_of: RunsOf) -> Tr
         host_bytes=_host_bytes(world, per_host),
         files=files,
     )
+    requested = training
     training, tried = settle(training)
     devices = devices_of(training)
     work = program.workload(training) if training.mode in program.TRAINS else None
@@ -187,9 +188,27 @@ def plan_stage(stage: TrainingStage, world: CheckContext, runs_of: RunsOf) -> Tr
 
         work, devices = with_history(work, devices, runs_of(name, submission), estimate)
     plan = make_plan(training, devices, work=work, stage=submission.stage, disks=_disks(spec, world), unknown=unknown)
-    plan = replace(plan, problems=(*plan.problems, *_beyond_limit(plan, spec)))
+    elastic = () if spec.min_nodes is None else tuple(_with_fewer_nodes(plan, requested, spec, batch))
+    plan = replace(plan, problems=(*elastic, *plan.problems, *_beyond_limit(plan, spec)))
     is_final = world.plan is not None or not (unknown or training.written)
     return choose_micro_batch(plan, tried, is_final=is_final) if is_auto else plan
+
+
+def _with_fewer_nodes(
+    plan: TrainingPlan, training: Training, spec: JobSpec, batch: int | None
+) -> Iterator[PlanProblem]:
+    """Yield what would end a training that loses hosts: its batch of a step if it has one by the number of ranks
+    (`batch`), and what refuses it on the largest number of nodes on which it is refused."""
+    now, program = len(training.hosts), rules_of(training.program)
+    wanted, least = spec.nodes or now, spec.min_nodes or now
+    if batch is not None and least < wanted:
+        yield PlanProblem.of("batch-of-nodes", "global_batch_size", batch=batch // now * wanted)
+    for nodes in range(now - 1, least - 1, -1) if not plan.fatal else ():
+        fewer, _ = settle(replace(training, ranks=nodes * training.ranks_per_host))
+        work = program.workload(fewer) if fewer.mode in program.TRAINS else None
+        for problem in make_plan(fewer, devices_of(fewer), work=work).fatal[:1]:
+            yield PlanProblem.of("fewer-nodes", problem.option, nodes=nodes, above=nodes + 1, message=problem.message)
+            return
 
 
 def _beyond_limit(plan: TrainingPlan, spec: JobSpec) -> Sequence[PlanProblem]:

@@ -17,11 +17,10 @@ STAGES = {
     "optimize": ("optimize", "optimize_stage"),
     "serve": ("serve", "serve_stage"),
 }
-"""Module and function of (options, runtime) for each --mode."""
 
 
 def main(argv: Sequence[str]) -> None:
-    run_program(argv, OPTIONS, lambda values: STAGES[values["mode"]], on_cpu=lambda values: values["mode"] == "prepare")
+    run_program(argv, OPTIONS, STAGES, on_cpu=lambda values: values["mode"] == "prepare")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ OPTIONS = Path(__file__).with_name("options.json")
 
 
 def main(argv: Sequence[str]) -> None:
-    run_program(argv, OPTIONS, lambda values: ("measure", "measure"))
+    run_program(argv, OPTIONS, {"": ("measure", "measure")})
 
 
 if __name__ == "__main__":

@@ -22,14 +22,13 @@ STAGES = {
     "chat": ("inference", "chat"),
     "serve": ("inference", "serve"),
 }
-"""Module and function of (options, runtime) for each --mode."""
 ON_CPU = ("tokenizer", "report", "export")
 SHORT = {"-p": "--prompt", "-t": "--temperature", "-k": "--top_k"}
 
 
 def main(argv: Sequence[str]) -> None:
     argv = [SHORT.get(word, word) for word in argv]
-    run_program(argv, OPTIONS, lambda values: STAGES[values["mode"]], on_cpu=lambda values: values["mode"] in ON_CPU)
+    run_program(argv, OPTIONS, STAGES, on_cpu=lambda values: values["mode"] in ON_CPU)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,20 @@ from pathlib import Path
 
 from ascendrun.programs.trainer.options import run_program
 
-ON_DEVICES = ("train", "serve", "chat")
 OPTIONS = Path(__file__).with_name("options.json")
+STAGES = {
+    "train": ("modes", "train"),
+    "prepare": ("modes", "prepare"),
+    "plan": ("modes", "plan"),
+    "compare": ("modes", "compare"),
+    "serve": ("inference", "serve"),
+    "chat": ("inference", "chat"),
+}
+ON_CPU = ("prepare", "plan", "compare")
 
 
 def main(argv: Sequence[str]) -> None:
-    run_program(
-        argv,
-        OPTIONS,
-        lambda values: ("inference" if values["mode"] in ("serve", "chat") else "modes", values["mode"]),
-        on_cpu=lambda values: values["mode"] not in ON_DEVICES,
-    )
+    run_program(argv, OPTIONS, STAGES, on_cpu=lambda values: values["mode"] in ON_CPU)
 
 
 if __name__ == "__main__":

@@ -239,7 +239,7 @@ def check_inputs(training: Training) -> Iterator[PlanProblem]:
             yield from rules.rows_problems(training, option, path, "chat")
             yield from rules.same_data(training, option, path)
     if path := str(training.options["base_model"]):
-        yield from model_rules.model_problems(training, "base_model", path, needs_tokenizer=True)
+        yield from model_rules.model_problems(training, path, needs_tokenizer=True)
 
 
 def check_model(training: Training) -> Iterator[PlanProblem]:

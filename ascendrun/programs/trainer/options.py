@@ -111,21 +111,21 @@ def exit_with(error: InvalidOptionsError) -> NoReturn:
 def run_program(
     argv: Sequence[str],
     options_file: Path,
-    body_of: Callable[[Mapping[str, Any]], tuple[str, str]],
+    stages: Mapping[str, tuple[str, str]],
     *,
     on_cpu: Callable[[Mapping[str, Any]], bool] = lambda values: False,
 ) -> NoReturn:
     """Run one rank of the program that `options.json` belongs to; ends the process.
 
-    `body_of(values)`: a module of its package, and the function of (values, runtime) in it. Invalid options end the
-    process with code 2 before torch is imported.
+    `stages`: for each --mode a module of its package, and the function of (values, runtime) in it; without the option
+    its mode is "". Invalid options end the process with code 2 before torch is imported.
     """
     values = parse_or_exit(argv, read_table(options_file))
     from ascendrun.programs.trainer import runtime
     from ascendrun.programs.trainer.strategies.parallel import refuse_options
     from ascendrun.programs.trainer.trackers import tracking
 
-    program, (module, name) = options_file.parent.name, body_of(values)
+    program, (module, name) = options_file.parent.name, stages[values.get("mode", "")]
     body = getattr(importlib.import_module(f"ascendrun.programs.{program}.{module}"), name)
 
     def stage(here: runtime.Runtime) -> None:

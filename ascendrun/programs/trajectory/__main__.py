@@ -20,16 +20,10 @@ STAGES = {
     "serve": ("stages.trained", "serve_stage"),
     "plan": ("stages.common", "plan_stage"),
 }
-"""Module and function of (options, runtime) for each --mode."""
 
 
 def main(argv: Sequence[str]) -> None:
-    run_program(
-        argv,
-        OPTIONS,
-        lambda values: STAGES[values["mode"]],
-        on_cpu=lambda values: values["mode"] == "plan" and values["chip"],
-    )
+    run_program(argv, OPTIONS, STAGES, on_cpu=lambda values: values["mode"] == "plan" and values["chip"])
 
 
 if __name__ == "__main__":

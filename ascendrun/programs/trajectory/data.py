@@ -140,7 +140,8 @@ def prepare(options: Options, text: Mapping[str, Any] | None = None) -> Samples:
     text = dict(text or text_of(options, parts["train"]))
     made = {name: sorted(as_records(part, text), key=lambda record: record.id) for name, part in parts.items()}
     labelled = [record for name in SPLITS for record in made[name]]
-    leaks = check_leak(*zip(*((record.words, str(record.label), record.ship) for record in labelled)))
+    columns = zip(*((record.words, str(record.label), record.ship) for record in labelled))
+    leaks = check_leak(*columns, of_points=text["grammar"] != TEXTS)
     check_same_segments({name: [(record.id, record.mark) for record in made[name]] for name in SPLITS})
     vocabulary = make_vocabulary(
         ((record.ship, record.words) for record in made["train"]), min_count=options["min_frequency"]

@@ -31,20 +31,25 @@ class LabelLeakError(InvalidDataError):
     """The text contains the label, or the same text is in two splits; any score would be meaningless."""
 
 
-def check_leak(texts: Sequence[Words], labels: Sequence[str], ships: Sequence[str]) -> list[Text]:
+def check_leak(
+    texts: Sequence[Words], labels: Sequence[str], ships: Sequence[str], *, of_points: bool = False
+) -> list[Text]:
     """Return the classes that a token or a pair of tokens identifies alone, each with these and their F1 by ship.
 
-    Raises LabelLeakError if a token names a class, or if tokens identify all classes but at most one: the label is in
-    the text under another name.
+    `of_points`: the tokens were made of points, which have no class, so that only sizes and places could give it away:
+    nothing is refused. Else raises LabelLeakError if a token names a class, or if tokens identify all classes but at
+    most one: the label is in the text under another name.
     """
     rows = [frozenset(words.all()) for words in texts]
     classes = sorted(set(labels))
-    class_words = [plain(name) for name in classes if len(plain(name)) > 2]
+    found = identified(rows, labels, ships)
+    if of_points:
+        return found
+    class_words = [plain(name) for name in classes if len(plain(name)) > 2 and not plain(name).isdigit()]
     in_plain = {word: plain(word) for word in frozenset().union(*rows)}
     named = sorted(word for word, letters in in_plain.items() if any(name in letters for name in class_words))
     if named:
         raise LabelLeakError(listed("program.leak-named", tokens=list(named[:5])))
-    found = identified(rows, labels, ships)
     if len(found) >= max(2, len(classes) - 1):
         raise LabelLeakError(listed("program.leak-token", found=found))
     return found

@@ -164,7 +164,7 @@ def check_base(training: Training) -> Iterator[PlanProblem]:
         if "kind" not in raw or any(name in names for name in own):
             continue
         model = Training(**{**vars(training), "files": {host: {path: raw}}})
-        yield from model_rules.model_problems(model, "base_model", path, needs_tokenizer=False)
+        yield from model_rules.model_problems(model, path, needs_tokenizer=False)
         kind = (raw.get("config") or {}).get("model_type") if isinstance(raw.get("config"), Mapping) else None
         if kind is not None and kind not in ("qwen2", "qwen3"):
             yield PlanProblem.of("model-type", "base_model", (host,), kind=str(kind))

@@ -25,6 +25,8 @@ from ascendrun.text import listed
 ROUNDS, LEAVES = 60, 15
 RANDOM_TREES, TRIED = 100, 0.4
 """Trees of the forest, and the fraction of the numbers that each of their splits may choose from."""
+MOST_LEAVES = 4000
+"""Of each of them: of more tracks, a leaf has several, so that a model has a limited size."""
 OTHERS = ("elsewhere", "forest")
 NODE = ("is_leaf", "feature_idx", "num_threshold", "missing_go_to_left", "left", "right", "value")
 """Arrays of a boosted tree in scikit-learn."""
@@ -178,7 +180,9 @@ def grow_forest(train: Sequence[Encoded], classes: int) -> Trees:
     """Fit extremely randomised trees, likewise."""
     from sklearn.ensemble import ExtraTreesClassifier
 
-    return grown(ExtraTreesClassifier(RANDOM_TREES, max_features=TRIED, random_state=0), train, classes)
+    least = -(-len(train) // MOST_LEAVES)
+    model = ExtraTreesClassifier(RANDOM_TREES, max_features=TRIED, min_samples_leaf=least, random_state=0)
+    return grown(model, train, classes)
 
 
 def grow_both(train: Sequence[Encoded], classes: int, class_weights: Sequence[float]) -> Trees:

@@ -135,6 +135,7 @@ def test_block_sparse_attention_equals_that_of_transformers(block, count, positi
         assert (model.train()(ids, organisms) - exact(ids, organisms))[mask].abs().max() > 1e-3
 
 
+@pytest.mark.counts
 @pytest.mark.parametrize("attention", ["full", "block_sparse"])
 def test_the_flops_of_a_token_are_those_that_torch_counts(attention):
     """Forward and backward; of block-sparse attention only the blocks that are attended to."""

@@ -117,6 +117,31 @@ def test_a_checkpoint_of_another_training_is_refused_before_the_start(head: Head
         assert ("other-training" in found) == (code == 3)
 
 
+ELASTIC: Change = {"min_nodes": 1, "restart": {"max_restarts": 3}}
+LARGE = {"base_model": None, "model_preset": "qwen2.5-32b", "chip": "910B4", "device": "npu", "strategy": "fsdp2"}
+
+
+@pytest.mark.parametrize(
+    "program, args, per_node, hint",
+    [
+        ("qwen_lora", LARGE, 2, "set min_nodes: 2"),
+        ("qwen_lora", {"strategy": "hsdp", "shard_size": 4}, 2, "set min_nodes: 2"),
+        ("trajectory", {"micro_batch_size": 4}, 2, "set global_batch_size: 16"),
+        ("qwen_lora", {"strategy": "fsdp2"}, 1, None),
+        ("qwen_lora", {"strategy": "zero3", "shard_size": 2}, 1, None),
+        ("trajectory", {"micro_batch_size": 4, "global_batch_size": 16}, 2, None),
+    ],
+)
+def test_what_would_end_a_training_that_loses_a_host_is_refused_at_its_start(
+    head: Head, program: str, args: Change, per_node: int, hint: str | None
+) -> None:
+    devices = {"type": "cpu", "per_node": per_node}
+    assert head.say("plan", head.write_job(program, args, devices=devices))[0] == 0, "without min_nodes"
+    code, out, _ = head.say("plan", head.write_job(program, args, devices=devices, **ELASTIC), "-o", "json")
+    fatal = [each for each in json.loads(out)["problems"] if each["is_fatal"]]
+    assert code == (3 if hint else 0) and [each["hint"] for each in fatal] == ([hint] if hint else [])
+
+
 def test_there_are_at_least_30_bad_inputs() -> None:
     assert len(BAD) >= 30 and len({code for _, _, _, code in BAD.values()}) >= 30
 

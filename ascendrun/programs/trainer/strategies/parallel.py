@@ -125,7 +125,7 @@ def pick(training: Training, work: Workload | None, here: Runtime) -> Layout:
 def cheapest(training: Training, work: Workload | None, here: Runtime) -> Layout:
     options, devices = training.options, fitting.devices_of(training)
     if work is None:
-        strategy = "ddp" if options["strategy"] == "auto" else options["strategy"]
+        strategy = "ddp" if fitting.has_choice(training) else options["strategy"]
         return Layout(strategy, bool(options["gradient_checkpointing"]), bool(options.get("cpu_offload")))
     choice = fitting.make_choice(training, work, devices)
     problems = list(fitting.memory_problems(training, work, choice, devices))

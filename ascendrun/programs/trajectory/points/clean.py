@@ -22,8 +22,8 @@ LEAST_NEGATIVE = 5
 LEAST_WEST = 10
 """Number of longitudes above 180 from which they are those of 0 to 360 degrees."""
 NO_LONGITUDE = 181.0
-LEAST_TYPE = 20
-"""The lowest AIS ship type in use; where most codes are lower, they are those of another table."""
+TYPES = (20, 99)
+"""The lowest and the highest AIS ship type in use; where most codes are others, they are those of another table."""
 LONGEST_SHIP_M = 500.0
 SHIPS = ("", "Class A", "Class B")
 """Senders; base stations and buoys send positions too. Empty: there is no such column."""
@@ -159,7 +159,8 @@ def class_texts(table: Mapping[str, Sequence[Any]], found: Mapping[str, str], co
     if "class" in found or "type_code" not in found:
         return texts(table, found, "class", count, "")
     codes = numbers(table[found["type_code"]])
-    if (codes != 0).any() and (codes >= LEAST_TYPE).sum() <= (codes > 0).sum() / 2:
+    is_type = (codes >= TYPES[0]) & (codes <= TYPES[1])
+    if (codes != 0).any() and is_type.sum() <= (codes > 0).sum() / 2:
         return texts(table, found, "type_code", count, "")
     return ["" if not code > 0 else CLASS_OF_CODE.get(int(code), "Other") for code in codes]
 

@@ -280,7 +280,8 @@ class Import:
             if abs(np.log(slow.factor)) > np.log(points.GROSSLY):
                 self._judge_speed(small[0], replace(slow, spread=0.0))
         for source in self._sources:
-            if points.is_in_radians(np.concatenate([np.empty(0), *(track.cog for track in source.tracks)])):
+            courses = np.concatenate([np.empty(0), *(track.cog for track in source.tracks)])
+            if points.is_in_radians(courses) and not fits_paths(source.tracks):
                 column = source.columns.of.get("cog", "cog")
                 self._problems.append(listed("program.course-radians", file=source.file, column=column))
 
@@ -315,6 +316,12 @@ class Import:
             self._notes.append(
                 listed("program.speed-unsteady", file=file, column=columns.get("sog", "sog"), factor=found.factor)
             )
+
+
+def fits_paths(tracks: Sequence[points.Track]) -> bool:
+    """Return whether the paths agree with courses in degrees, which may all be near 0."""
+    found = points.agreement(tracks, points.LONGEST_AT_ALL_S)
+    return found is not None and found.turned < DIFFERENT_DEGREES
 
 
 CUT_AWAY = {

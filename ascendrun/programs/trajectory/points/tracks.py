@@ -269,6 +269,8 @@ LONGEST_STEP_S = 300.0
 LONGEST_AT_ALL_S = 6 * 3600.0
 """Over so long a time, a speed that is wrong by a factor of GROSSLY still shows."""
 GROSSLY = 4.0
+LEAST_STEP_S = 60
+"""Closer points are compared over about this time: in 10 s a ship travels little more than a position is off."""
 LEAST_KNOTS, LEAST_METRES = 2.0, 100.0
 LEAST_STEPS = 30
 USUAL_KNOTS = 100.0
@@ -303,7 +305,7 @@ class Agreement:
 def agreement(tracks: Sequence[Track], longest_s: float = LONGEST_STEP_S) -> Agreement | None:
     """Compare speed and course of all tracks (by time) with their paths; None: too few steps of moving ships."""
     ratios, turned, mirrored = [], [], []
-    for track in tracks:
+    for track in map(spaced, tracks):
         seconds, metres, north, east = steps(track)
         knots = metres / np.maximum(seconds, 1) / METRES_PER_KNOT_SECOND
         told = (track.sog[1:] + track.sog[:-1]) / 2
@@ -320,6 +322,14 @@ def agreement(tracks: Sequence[Track], longest_s: float = LONGEST_STEP_S) -> Agr
         return None
     low, middle, high = np.percentile(np.log(found), [25, 50, 75])
     return Agreement(float(np.exp(middle)), float(high - low), _median(turned), _median(mirrored))
+
+
+def spaced(track: Track) -> Track:
+    """Return a track of dense points with one, the first, of each LEAST_STEP_S."""
+    if len(track) < 2 or np.median(np.diff(track.time)) >= LEAST_STEP_S / 2:
+        return track
+    _, first = np.unique(track.time // LEAST_STEP_S, return_index=True)
+    return track.of_points(first)
 
 
 def steps(track: Track) -> tuple[Floats, Floats, Floats, Floats]:
@@ -358,9 +368,12 @@ def with_derived(track: Track, *, speed: bool, course: bool) -> Track:
 
 
 def is_in_radians(courses: Floats) -> bool:
-    """Return whether many different courses lie within a turn of 2 pi, and go around it."""
-    given = np.unique(courses[~np.isnan(courses)])
-    return len(given) >= LEAST_STEPS and given[-1] <= 2 * math.pi + 0.01 and bool(np.ptp(given) > 4)
+    """Return whether many different courses (0 to 360) lie within a turn of 2 pi, from 0 or from -pi, and go around
+    it."""
+    given = np.unique(between(np.zeros(1), courses[~np.isnan(courses)]))
+    if len(given) < LEAST_STEPS or given[0] < -math.pi - 0.01 or given[-1] > 2 * math.pi + 0.01:
+        return False
+    return bool(np.ptp(given) > 4)
 
 
 def is_shared_name(track: Track) -> bool:

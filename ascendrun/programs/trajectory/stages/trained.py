@@ -53,6 +53,7 @@ def evaluate_stage(options: data.Options, here: Runtime) -> None:
     here.log(precision.reason)
     check_grammar(vote, samples)
     split, losses = options["eval_split"], {}
+    check_classes(vote, samples, ("val", split))
     others = [Path(name) for name in options["compare_with"]]
     own, other = as_read_by(vote, samples), None
     if others and not store.is_skipped(others[0]):
@@ -70,8 +71,6 @@ def evaluate_stage(options: data.Options, here: Runtime) -> None:
         here.log(listed("program.better-model", own=losses["model_path"], other=losses["compare_with"], kept=paths))
     vote, validation = adjusted(vote, options, own, here)
     store.check_vocabulary(vote, own.encoded[split], here)
-    if min(own.labels(split)) < 0:
-        raise InvalidDataError(listed("program.unknown-classes", split=split))
     judged = judge(
         lambda rows: store.vote_on(vote, rows, here, options), own, split, here, options, seconds=BASELINES_S
     )
@@ -89,6 +88,28 @@ def check_grammar(vote: store.Vote, samples: data.Samples) -> None:
                 "program.model-grammar", model=summary_of_text(vote.members[0].text), data=summary_of_text(samples.text)
             )
         )
+
+
+def check_classes(vote: store.Vote, samples: data.Samples, splits: Sequence[str]) -> None:
+    """Raise InvalidDataError if a split has classes that the model does not have."""
+    for split in splits:
+        names = classes_beyond(vote, samples.records[split])
+        if names:
+            raise InvalidDataError(listed("program.unknown-classes", split=split, names=names, known=vote.names))
+
+
+def classes_beyond(vote: store.Vote, records: Sequence[data.Record]) -> list[str]:
+    """Return the classes of the records that the model does not have."""
+    return sorted({record.label for record in records if record.label is not None} - set(vote.names))
+
+
+def warn_of_classes(vote: store.Vote, records: Sequence[data.Record], here: Runtime) -> None:
+    """Log how many records have a class that the model does not have."""
+    beyond = classes_beyond(vote, records)
+    if beyond:
+        count = sum(record.label in beyond for record in records)
+        unscored = listed("program.classes-not-scored", count=count, names=beyond, known=vote.names)
+        here.log(listed("program.warning", text=unscored))
 
 
 def as_read_by(vote: store.Vote, samples: data.Samples) -> data.Samples:
@@ -286,6 +307,7 @@ def classify(options: data.Options, here: Runtime) -> None:
         records = data.as_records(pieces, vote.members[0].text)
     samples = data.encode_all(records, vote.members[0].vocabulary, {name: i for i, name in enumerate(vote.names)})
     store.check_vocabulary(vote, samples, here)
+    warn_of_classes(vote, records, here)
     warm = samples[: min(len(samples), options["global_batch_size"] * here.world_size)]
     for _ in range(options["inference_warmup_steps"]):
         store.vote_on(vote, warm, here, options)
