@@ -69,6 +69,7 @@ def serve(state_dir: Path, *, lang: str | None = None, actions: bool = False) ->
     )
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    others = set(threading.enumerate())
     thread.start()
     try:
         yield Site(port)
@@ -76,3 +77,6 @@ def serve(state_dir: Path, *, lang: str | None = None, actions: bool = False) ->
         server.should_exit = True
         thread.join(30)
         listening.close()
+        for worker in set(threading.enumerate()) - others:  # one may ask a controller, and start it after the test
+            worker.join(60)
+            assert not worker.is_alive(), worker

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ from dashboard_site import Site, serve
 from live_browser import Page, open_browser
 
 from ascendrun.cli.dashboard.app import make_app
+from ascendrun.cli.dashboard.jobpage import Kept
 from ascendrun.cluster import Cluster
 from ascendrun.core.jobs.job import State
 from ascendrun.core.settings import Settings
@@ -91,14 +96,13 @@ def test_the_overview_shows_jobs_queue_devices_and_what_needs_a_person(page: Pag
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("width", "dark", "lang"), [(360, False, "zh-CN"), (1280, True, "en"), (2560, False, "en")])
 def test_every_page_is_accessible_and_fits(
-    page: Page, site: Site, path: str, width: int, dark: bool, lang: str, tmp_path: Path
+    page: Page, site: Site, path: str, width: int, dark: bool, lang: str
 ) -> None:
     enter(page, site, path, width=width, dark=dark, lang=lang)
     page.call("Runtime.evaluate", expression=AXE.read_text())
     assert page.run(SERIOUS) == []
     assert page.run("document.documentElement.scrollWidth") <= width
     assert page.run("document.documentElement.lang") == ("zh-CN" if lang == "zh-CN" else "en")
-    page.picture(tmp_path / "page.png")
 
 
 def test_a_job_has_curves_and_a_line_for_each_rank(page: Page, tmp_path: Path) -> None:
@@ -246,6 +250,59 @@ def test_only_the_nodes_that_changed_are_drawn_again(page: Page, site: Site, wor
         world.add_samples(["npu01"], job="j-0001", changes={("npu01", 0): {"utilisation": load}})
         page.wait(f"{busy}.title.includes('{load}%')", seconds=10)
     assert page.run(f"{idle}.isTheSame") is True and page.complaints == []
+
+
+def test_while_one_value_is_read_others_are_shown_and_the_same_one_is_read_once() -> None:
+    kept, began, may_end = Kept(), threading.Event(), threading.Event()
+    reads: list[str] = []
+
+    def read_check() -> str:
+        reads.append("check")
+        began.set()
+        assert may_end.wait(60)
+        return "report"
+
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(kept.get, "check", read_check, seconds=60)
+        assert began.wait(60)
+        second = pool.submit(kept.get, "check", read_check, seconds=60)
+        assert kept.get("job", lambda: "curves", seconds=60) == "curves" and not second.done()
+        may_end.set()
+        assert (first.result(), second.result(), reads) == ("report", "report", ["check"])
+
+
+def test_who_waits_for_a_value_that_cannot_be_read_gets_the_error_of_that_reading() -> None:
+    kept, may_end = Kept(), threading.Event()
+    reads: list[int] = []
+    errors: list[type[BaseException]] = []
+
+    def read_check() -> str:
+        reads.append(threading.get_ident())
+        assert may_end.wait(60)
+        return Path("/nonexistent").read_text()
+
+    def show_check() -> None:
+        try:
+            kept.get("check", read_check, seconds=60)
+        except OSError as error:
+            errors.append(type(error))
+
+    viewers = [threading.Thread(target=show_check) for _ in range(3)]
+    for viewer in viewers:
+        viewer.start()
+    while any(not {"result", "read_check"} & functions_of(viewer) for viewer in viewers):
+        time.sleep(0.01)
+    may_end.set()
+    for viewer in viewers:
+        viewer.join(60)
+    assert len(reads) == 1 and errors == [FileNotFoundError] * 3
+    assert kept.get("check", lambda: "there", seconds=60) == "there"
+
+
+def functions_of(thread: threading.Thread) -> set[str]:
+    """The names of the functions in which a thread is."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return {frame.f_code.co_name for frame, _ in traceback.walk_stack(frame)} if frame else set()
 
 
 def test_the_stream_of_a_job_that_is_gone_ends(site: Site, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Callable
 
@@ -15,13 +14,6 @@ from ascendrun.cli.report.picture import make_picture
 from ascendrun.health.report.data import Material, Report, make_report
 from ascendrun.text import use_language
 from tests.lib.report_stories import HOSTILE, hostile, month, short
-
-
-@pytest.fixture(autouse=True)
-def english() -> Iterator[None]:
-    yield
-    use_language("en")
-
 
 LIGHT_LINE, DARK_LINE = (31, 111, 235), (110, 168, 254)
 """--line of web/report.css."""

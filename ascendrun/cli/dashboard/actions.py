@@ -32,6 +32,10 @@ Form = Mapping[str, str]
 Show = Callable[[Request, Mapping[str, Any]], Response]
 
 
+def no_page(path: str) -> NotFoundError:
+    return NotFoundError.of("dashboard.no-page", "{path}: page not found", path=path)
+
+
 def csrf_of(token: str) -> str:
     """Return what the forms of a dashboard with this token carry: another site cannot know it."""
     return hmac.new(token.encode(), b"form", hashlib.sha256).hexdigest()
@@ -50,7 +54,7 @@ def add_actions(app: FastAPI, cluster: Cluster, csrf: str, show: Show) -> None:
         await read_form(request, csrf)
         job, action = request.path_params["job"], request.path_params["action"]
         if action not in jobs:
-            raise NotFoundError.of("dashboard.no-page", "{path}: page not found", path=request.url.path)
+            raise no_page(request.url.path)
         await run_in_threadpool(jobs[action], job)
         return RedirectResponse(f"/jobs/{quote(job)}", 303)
 
@@ -58,7 +62,7 @@ def add_actions(app: FastAPI, cluster: Cluster, csrf: str, show: Show) -> None:
         await read_form(request, csrf)
         host, action = request.path_params["host"], request.path_params["action"]
         if action not in ("drain", "undrain"):
-            raise NotFoundError.of("dashboard.no-page", "{path}: page not found", path=request.url.path)
+            raise no_page(request.url.path)
         await run_in_threadpool(cluster.hosts.drain if action == "drain" else _open(cluster), host)
         return RedirectResponse(f"/nodes/{quote(host)}", 303)
 

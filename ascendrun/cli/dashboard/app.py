@@ -13,7 +13,7 @@ from starlette.responses import FileResponse, HTMLResponse, Response, StreamingR
 
 from ascendrun import __version__
 from ascendrun.cli import output as out
-from ascendrun.cli.dashboard.actions import add_actions, csrf_of
+from ascendrun.cli.dashboard.actions import add_actions, csrf_of, no_page
 from ascendrun.cli.dashboard.api import API_VERSION, json_reply, make_router
 from ascendrun.cli.dashboard.cells import cells_html
 from ascendrun.cli.dashboard.comparepage import read_comparison
@@ -25,7 +25,7 @@ from ascendrun.cli.dashboard.nodespage import read_check, read_node, read_nodes
 from ascendrun.cli.dashboard.overview import SharedTop, read_overview
 from ascendrun.cli.dashboard.usagepage import read_usage
 from ascendrun.cli.report.page import html_environment, read_asset
-from ascendrun.core.errors import AscendrunError, NotFoundError
+from ascendrun.core.errors import AscendrunError
 from ascendrun.core.records import as_record
 from ascendrun.text import language
 from ascendrun.text.format import label_ranks
@@ -102,7 +102,7 @@ def make_app(
     @app.get("/static/{name:path}", include_in_schema=False)
     def asset(name: str) -> Response:
         if name not in ASSETS:
-            raise NotFoundError.of("dashboard.no-page", "{path}: page not found", path=f"/static/{name}")
+            raise no_page(f"/static/{name}")
         media_type, files = ASSETS[name]
         return Response("\n".join(map(read_asset, files)), media_type=media_type)
 
@@ -153,13 +153,11 @@ def add_errors(app: FastAPI) -> None:
             return json_reply(out.format_record({"error": as_record(found)}, "json"), status)
         return HTMLResponse(render("error.html", request, {"actions": None, "error": error}), status)
 
-    async def no_page(request: Request, _: Exception) -> Response:
-        return await show(
-            request, NotFoundError.of("dashboard.no-page", "{path}: page not found", path=request.url.path)
-        )
+    async def show_missing(request: Request, _: Exception) -> Response:
+        return await show(request, no_page(request.url.path))
 
     app.add_exception_handler(AscendrunError, show)
-    app.add_exception_handler(404, no_page)
+    app.add_exception_handler(404, show_missing)
 
 
 def render(template: str, request: Request, values: Mapping[str, Any]) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,21 +36,45 @@ Value = TypeVar("Value")
 
 
 class Kept:
-    """Values that are costly to read, by key, each for some seconds or longer."""
+    """Values that are costly to read, by key, each for some seconds or longer. Who asks while one is read gets that
+    value, or the error of that reading; others do not wait for it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._values: dict[object, tuple[float, Any]] = {}
+        self._readings: dict[object, _Reading] = {}
 
     def get(self, key: object, read: Callable[[], Value], *, seconds: float) -> Value:
         with self._lock:
             now_s = time.monotonic()
-            self._values = {known: kept for known, kept in self._values.items() if now_s < kept[0]}
-            if key not in self._values:
-                value, read_mono = read(), time.monotonic()
-                self._values[key] = (read_mono + max(seconds, COST_RATIO * (read_mono - now_s)), value)
-            found: Value = self._values[key][1]
-            return found
+            self._readings = {known: one for known, one in self._readings.items() if now_s < one.until_s}
+            reading = self._readings.get(key)
+            is_new = reading is None
+            if reading is None:
+                reading = self._readings[key] = _Reading()
+        if is_new:
+            reading.work(read, seconds)
+        value: Value = reading.value.result()
+        return value
+
+
+class _Reading:
+    """A value that is read or was read, and until when it is shown."""
+
+    def __init__(self) -> None:
+        self.value: Future[Any] = Future()
+        self.until_s = math.inf
+
+    def work(self, read: Callable[[], Any], seconds: float) -> None:
+        began_s = time.monotonic()
+        try:
+            value = read()
+        except BaseException as error:  # raised where the value is asked for
+            self.until_s = 0.0
+            self.value.set_exception(error)
+        else:
+            read_s = time.monotonic()
+            self.until_s = read_s + max(seconds, COST_RATIO * (read_s - began_s))
+            self.value.set_result(value)
 
 
 def read_job(cluster: Cluster, kept: Kept, ref: str) -> Mapping[str, Any]:
