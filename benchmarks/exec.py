@@ -30,11 +30,8 @@ PDSH, PDSH_CURVE = "pdsh", "pdsh, curve25519"
 CLUSH, CLUSH_CURVE = "clush -f64", "clush -f64, curve25519"
 ASYNCSSH, SSH, SSH_CURVE, MASTER = "asyncssh", "ssh", "ssh, curve25519", "ssh over ControlMasters"
 IDLE = "ascendrun, idle"
-DOCTOR = "ascendrun doctor, cold"
-UNFIT = 3
-"""Exit code of `doctor` that examined all hosts and found one unfit."""
 WARM_ONES = (MASTER, WARM)
-ORDER = (SSH, SSH_CURVE, PDSH, PDSH_CURVE, CLUSH, CLUSH_CURVE, ASYNCSSH, COLD, FIRST, DOCTOR, *WARM_ONES)
+ORDER = (SSH, SSH_CURVE, PDSH, PDSH_CURVE, CLUSH, CLUSH_CURVE, ASYNCSSH, COLD, FIRST, *WARM_ONES)
 
 IDLE_S = 5.0
 
@@ -94,7 +91,7 @@ def control_master(bed: Bed, hosts: Sequence[str]) -> Measured:
 
 
 def ascendrun(bed: Bed, hosts: Sequence[str]) -> Measured:
-    """First on hosts never used, then without a controller, `doctor` too, then with it and agents, then at rest."""
+    """First on hosts never used, then without a controller, then with it and agents, then at rest."""
     ours = Ours(bed)
     argv = ours.argv("exec", "-H", str(ours.hostfile(hosts)), "--", "true")
     ours.forget(hosts)
@@ -102,9 +99,6 @@ def ascendrun(bed: Bed, hosts: Sequence[str]) -> Measured:
         yield FIRST, bed.measure(argv, env=ours.environ()), None
         ours.stop_controller()
         yield COLD, bed.measure(argv, env=ours.environ()), None
-        ours.stop_controller()
-        doctor = ours.argv("doctor", "-H", str(ours.hostfile(hosts)))
-        yield DOCTOR, bed.measure(doctor, env=ours.environ()), None
         ours.stop_controller()
         for _ in range(2):
             bed.run(argv, env=ours.environ())  # the second one brings the agents
@@ -213,8 +207,8 @@ def _walls(rows: Sequence[Row]) -> list[float]:
 
 
 def is_good(row: Row) -> bool:
-    """Whether the work was done on all hosts; `doctor` may have found them unfit."""
-    return row["status"] == "0" or (row["what"] == DOCTOR and row["status"] == str(UNFIT))
+    """Whether the work was done on all hosts."""
+    return row["status"] == "0"
 
 
 def wall(rows: Sequence[Row], count: int, what: str, column: str = "wall_s") -> float | None:

@@ -2,8 +2,8 @@
 
 Each node has its own address of 127.0.0.0/8, logins, channels and frames as a host has them. What agents reply is
 recorded: the agent's own code makes the first survey, hello and sample, with the simulated tools of eight NPUs, and all
-nodes repeat them with their own name and time. Orders come as JSON lines on standard input; each has a JSON line as
-reply.
+nodes repeat them with their own name and time (`recorder.py`). As in the agent, the frames of one moment are one write.
+Orders come as JSON lines on standard input; each has a JSON line as reply.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import sys
 import tempfile
 import time
@@ -23,69 +22,19 @@ from typing import Any
 import asyncssh
 
 from ascendrun.node import wire
-from ascendrun.node.agent.execute import Commands
-from ascendrun.node.agent.serve import hello
-from ascendrun.node.agent.survey import Surveys
-from ascendrun.node.sampler.sample import pack_text, sample_once
 from ascendrun.node.supervisor.spool import TIMES
-from ascendrun.sim.ascend.scenario import Scenario
-from ascendrun.sim.ascend.tree import environ_of, install_tree
-from tests.lib.npu_worlds import raw_answers
+from benchmarks.recorder import Recorder
 
 TURN_S = 0.1
 METRICS_S = 10.0
 KEPT_BYTES = 1 << 16
-PATIENCE_S = 60.0
-PEERS = ("listen", "tcp")
-"""Kinds of survey items that need the other nodes."""
 ONCE = b"\nASCENDRUN-ONCE\n"
+TOOL_TURNS = 5
+"""Turns that a tool takes."""
 
 
 def address(number: int) -> str:
     return f"127.1.{number // 250}.{number % 250 + 1}"
-
-
-class Recorder:
-    """What one real node reports."""
-
-    def __init__(self, folder: Path) -> None:
-        install_tree(folder / "node", Scenario(), seen_as=str(folder / "node"))
-        os.environ.update(environ_of(folder / "node", dict(os.environ)))
-        self._root = str(folder / "root")
-        os.makedirs(self._root, 0o700)
-        self._surveys = Surveys(self._root, login=dict(os.environb), commands=Commands(dict(os.environb), 0o77))
-        self._npu = raw_answers(Scenario())  # type: ignore[no-untyped-call]
-        self.hello = hello(self._root, __file__)
-        self._path = Path(tempfile.gettempdir()) / "ascendrun-fleet.json"
-        self._known: dict[str, Any] = json.loads(self._path.read_text()) if self._path.exists() else {}
-
-    def _keep(self, key: str, made: Any) -> Any:
-        self._known[key] = made
-        self._path.write_text(json.dumps(self._known))
-        return made
-
-    def survey(self, request: Mapping[str, Any]) -> Any:
-        key = json.dumps([item["name"] for item in request["items"]])
-        if key not in self._known:
-            own = {item["name"]: self._npu.get(item["name"], {}) for item in request["items"]}
-            real = [one for one in request["items"] if one["name"] not in self._npu and one["kind"] not in PEERS]
-            items = [{**item, "timeout_s": PATIENCE_S} for item in real]
-            found = self._surveys.run({**request, "items": items, "timeout_s": PATIENCE_S})["results"]
-            self._keep(key, {"results": {**own, **found}})
-        return self._known[key]
-
-    def sample(self, items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        key = json.dumps([item["name"] for item in items])
-        if key not in self._known:
-            found = sample_once(self._root, items, lambda some: self.survey({"items": some})["results"])
-            self._keep(key, [_packed(line) for line in found["lines"]])
-        return list(self._known[key])
-
-
-def _packed(line: dict[str, Any]) -> dict[str, Any]:
-    """The line as the sampler of an attempt writes it."""
-    text = line.pop("text", None)
-    return line if text is None else {**line, "wall_s": 0.1, **pack_text(text.encode())}
 
 
 class Stream:
@@ -119,7 +68,8 @@ class Node:
         self.streams: dict[str, Stream] = {}
         self.is_followed = False
         self.step = self.seq = 0
-        self.sent_mono = 0.0
+        self.sent_mono, self.next_s = 0.0, wire.BEAT_S
+        self.outbox: list[bytes] = []
 
     def hello(self) -> dict[str, Any]:
         mine = {
@@ -154,9 +104,16 @@ class Node:
 
     def send(self, header: dict[str, Any], body: bytes = b"") -> None:
         if self.session is not None and not self.is_lost:
+            if not self.outbox:
+                asyncio.get_running_loop().call_soon(self._flush)
+            self.outbox.append(wire.pack(header, body))
+
+    def _flush(self) -> None:
+        frames, self.outbox = b"".join(self.outbox), []
+        if self.session is not None and frames:
             self.sent_mono = time.monotonic()
             with contextlib.suppress(OSError):  # the channel has been closed
-                self.session.channel.write(wire.pack(header, body))
+                self.session.channel.write(frames)
 
     def record(self, event: str, **fields: Any) -> None:
         self.seq += 1
@@ -170,16 +127,20 @@ class Node:
         self.append(name, text)
         self.append(name + ".times", TIMES.pack(self.streams[name].end, now))
 
-    def sample(self, at_ns: int, number: int) -> None:
-        """The host, its ranks, and the tools whose turn it is at the sample of this number."""
-        every_s = self.sampling["every_s"]
-        due = {item["name"] for item in self.sampling["items"] if number * every_s % item["every_s"] < every_s}
-        lines = [one for one in self._recorder.sample(self.sampling["items"]) if one.get("tool") in (None, *due)]
+    def sample_host(self, at_ns: int) -> None:
+        """The host and its ranks."""
+        line = next(one for one in self._recorder.sample(self.sampling["items"]) if "host" in one)
         ranks = [{"rank": rank, "pid": 1000 + rank, "device": i, "cpu": 99.0, "rss_bytes": 1 << 33, "threads": 90,
                   "state": "R"} for i, rank in enumerate(self.ranks)]  # fmt: skip
-        for line in lines:
-            more = {"ranks": ranks} if "host" in line else {}
-            self.append("samples", json.dumps({**line, "at_ns": at_ns, **more}).encode() + b"\n")
+        self.append("samples", json.dumps({**line, "at_ns": at_ns, "ranks": ranks}).encode() + b"\n")
+
+    def sample_tools(self, at_ns: int, number: int) -> None:
+        """The tools whose turn it is at the sample of this number."""
+        every_s = self.sampling["every_s"]
+        due = {item["name"] for item in self.sampling["items"] if number * every_s % item["every_s"] < every_s}
+        for line in self._recorder.sample(self.sampling["items"]):
+            if line.get("tool") in due:
+                self.append("samples", json.dumps({**line, "at_ns": at_ns}).encode() + b"\n")
 
     def report(self) -> None:
         """One interval of a training: metrics of all ranks, one printed line."""
@@ -290,7 +251,7 @@ class Session(asyncssh.SSHServerSession[bytes]):
     def session_started(self) -> None:
         self.channel.set_encoding(None)
         if self._is_agent:
-            self._node.session, self._node.is_followed = self, False
+            self._node.session, self._node.is_followed, self._node.outbox = self, False, []
             self.channel.write(wire.MAGIC + wire.pack(self._node.hello()))
 
     def data_received(self, data: Any, datatype: Any) -> None:
@@ -357,14 +318,17 @@ class Fleet:
         if node.session is None or node.is_lost:
             return
         if node.phase == "running" and node.is_followed:
-            every_s = node.sampling.get("every_s") or 5.0
-            if turn % round(every_s / TURN_S) == 0:
-                node.sample(time.time_ns(), turn // round(every_s / TURN_S))
+            number, place = divmod(turn, round((node.sampling.get("every_s") or 5.0) / TURN_S))
+            if place == 0:
+                node.sample_host(time.time_ns())
+            elif place == TOOL_TURNS:
+                node.sample_tools(time.time_ns(), number)
             if turn % round(METRICS_S / TURN_S) == 0:
                 node.report()
         beat_s = wire.BEAT_S if node.is_followed else wire.RESTING_BEAT_S
-        if now - node.sent_mono >= beat_s:
-            node.send({"event": "beat"})
+        if now - node.sent_mono >= min(node.next_s, beat_s):
+            node.next_s = beat_s
+            node.send({"event": "beat", "rests": node.next_s > wire.BEAT_S})
 
     def ready(self) -> list[Node]:
         return [node for node in self.nodes if node.phase == "running" and node.is_followed]
@@ -391,15 +355,18 @@ class Fleet:
                 node.step += round(per_s * TURN_S)
             await asyncio.sleep(max(0.001, TURN_S - (time.monotonic() - began)))
 
-    async def bulk(self, hosts: int, mb: int) -> None:
+    async def bulk(self, hosts: int, mb: int) -> int:
+        """Return how many bytes were sent."""
         piece = (b"x" * 99 + b"\n") * 655
+        count, nodes = mb * 1_000_000 // len(piece), self.ready()[:hosts]
 
         async def send(node: Node) -> None:
-            for _ in range(mb * 1_000_000 // len(piece)):
+            for _ in range(count):
                 await node.room()
                 node.append(f"rank-{node.ranks[0]}.out", piece)
 
-        await asyncio.gather(*(send(node) for node in self.ready()[:hosts]))
+        await asyncio.gather(*map(send, nodes))
+        return len(nodes) * count * len(piece)
 
     async def hour(self, hosts: int, samples: int) -> None:
         """These nodes send their samples of an hour without its pauses, with its times."""
@@ -407,7 +374,9 @@ class Fleet:
         for number in range(samples):
             for node in nodes:
                 await node.room()
-                node.sample(began_ns + number * 3600 * 10**9 // samples, number)
+                at_ns = began_ns + number * 3600 * 10**9 // samples
+                node.sample_host(at_ns)
+                node.sample_tools(at_ns, number)
             await asyncio.sleep(0)
 
 
@@ -432,8 +401,9 @@ async def main(folder: Path, count: int) -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
         order = json.loads(line)
-        await getattr(fleet, order.pop("do"))(**order)
-        print(json.dumps({"lost": [node.name for node in fleet.nodes if node.is_lost]}), flush=True)
+        result = await getattr(fleet, order.pop("do"))(**order)
+        lost = [node.name for node in fleet.nodes if node.is_lost]
+        print(json.dumps({"result": result, "lost": lost}), flush=True)
     worker.cancel()
 
 

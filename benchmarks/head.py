@@ -2,8 +2,9 @@
 
     python -m benchmarks.head [--nodes 1000] [--jobs 8] [--seconds 60] [--past 10000] [--results FOLDER]
 
-The nodes are simulated agents behind a real SSH server (benchmarks/fleet.py); everything on the head is real. CPU is
-that of the controller's process, all threads, user and kernel; `stall`: by how much its loop was late at most.
+The nodes are simulated agents behind a real SSH server (benchmarks/fleet.py); everything on the head is real. CPU and
+memory are those of the controller and of its process for samples, user and kernel; `stall`: by how much the loop of the
+controller was late at most.
 
 start      all nodes connect, jobs of 8 ranks a node on all of them start
 steady     each node sends samples every 5 s, metrics of all ranks and a printed line every 10 s
@@ -128,6 +129,10 @@ class Head:
     def liveness(self) -> list[str]:
         return [one["liveness"] for job in self.pulse()["jobs"].values() for one in job["hosts"].values()]
 
+    def spooled_bytes(self) -> int:
+        """Return the size of all output of ranks that is here."""
+        return sum(path.stat().st_size for path in (self.state_dir / "jobs").rglob("rank-*.out.*"))
+
     def await_that(self, what: str, holds: Callable[[], bool]) -> float:
         """Return the seconds until it holds."""
         began = time.monotonic()
@@ -163,9 +168,13 @@ class Head:
         return self.await_that(f"{nodes} nodes run jobs", are_running)
 
 
-def cpu_s(process: psutil.Process) -> float:
-    used = process.cpu_times()
-    return float(used.user + used.system)
+def cpu_s(process: psutil.Process) -> list[float]:
+    """CPU seconds of the controller, and of its process for samples."""
+    return [used.user + used.system for used in (one.cpu_times() for one in family(process))]
+
+
+def family(process: psutil.Process) -> list[psutil.Process]:
+    return [process, *process.children(recursive=True)]
 
 
 class Measured:
@@ -185,9 +194,12 @@ class Measured:
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is not None:
             return
-        wall_s, used_s = time.monotonic() - self._began, cpu_s(self._process) - self._cpu_s
-        self.add("CPU", 100 * used_s / wall_s, "% of a core", f"{used_s:.1f} s in {wall_s:.0f} s")
-        self.add("memory", self._process.memory_info().rss / 1e6, "MB")
+        wall_s, before = time.monotonic() - self._began, [*self._cpu_s, 0.0]
+        used_s = [now - then for now, then in zip(cpu_s(self._process), before)]
+        sizes = [one.memory_info().rss / 1e6 for one in family(self._process)]
+        shares = " + ".join(f"{100 * one / wall_s:.0f}" for one in used_s)
+        self.add("CPU", 100 * sum(used_s) / wall_s, "% of a core", f"{shares}: {sum(used_s):.1f} s in {wall_s:.0f} s")
+        self.add("memory", sum(sizes), "MB", " + ".join(f"{one:.0f}" for one in sizes))
         pulse = self._head.pulse()
         self.add("loop late at most", pulse["late_s"], "s", (pulse["stall"] or {}).get("line", ""))
 
@@ -204,18 +216,19 @@ def measure_steady(sheet: Sheet, head: Head, seconds: float) -> None:
 
 
 def measure_lines(sheet: Sheet, head: Head, seconds: float) -> None:
-    before = cpu_s(head.controller())
+    before = sum(cpu_s(head.controller()))
     with Measured(sheet, head, "64 hosts × 1000 lines/s, with all else"):
         head.order("lines", hosts=64, per_s=1000, seconds=seconds)
-    used_s = cpu_s(head.controller()) - before
+    used_s = sum(cpu_s(head.controller())) - before
     add(sheet, "64 hosts × 1000 lines/s", head.nodes, "CPU of all", 100 * used_s / seconds, "% of a core")
 
 
 def measure_bulk(sheet: Sheet, head: Head, mb: int) -> None:
-    before = cpu_s(head.controller())
-    head.order("bulk", hosts=8, mb=mb)
-    used_ms = 1000 * (cpu_s(head.controller()) - before)
-    add(sheet, "bulk", head.nodes, "CPU of all", used_ms / (8 * mb), "ms a MB", f"8 nodes × {mb} MB")
+    had, before = head.spooled_bytes(), sum(cpu_s(head.controller()))
+    sent = head.order("bulk", hosts=8, mb=mb)["result"]  # it is carried out when the connections have the bytes
+    head.await_that("all bytes are on the head", lambda: head.spooled_bytes() >= had + sent)
+    used_ms = 1000 * (sum(cpu_s(head.controller())) - before)
+    add(sheet, "bulk", head.nodes, "CPU of all until stored", used_ms * 1e6 / sent, "ms a MB", f"8 nodes × {mb} MB")
 
 
 def measure_lost(sheet: Sheet, head: Head) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.bed import Bed
-from benchmarks.launchers import COLD, HOSTS, RANKS_PER_HOST, Launcher, launchers
+from benchmarks.launchers import COLD, HOSTS, MPIRUN, RANKS_PER_HOST, WARM, Launcher, launchers
 from benchmarks.ours import Ours
 from benchmarks.results import RESULTS, Row, Sheet, median, read_rows, shown, table, without_paths, write_page
 from benchmarks.trial import Trial
@@ -32,8 +33,10 @@ COLUMNS = (
     "load",
     "note",
 )
-STOP, RANK_KILLED, HEAD_KILLED = "stop", "rank killed", "head killed"
-EVENTS = (STOP, RANK_KILLED, HEAD_KILLED)
+STOP, RANK_KILLED, HEAD_KILLED, CABLE_CUT = "stop", "rank killed", "head killed", "cable cut"
+EVENTS = (STOP, RANK_KILLED, HEAD_KILLED, CABLE_CUT)
+CUT_S = 4.0
+"""How long the cable of one host is cut: shorter than the time after which its connection is given up."""
 WORLD = HOSTS * RANKS_PER_HOST
 VICTIM = WORLD - 1
 START_PATIENCE_S = 60.0
@@ -50,6 +53,8 @@ def run(repeats: int, patience_s: float, sheet: Sheet) -> None:
                 for launcher in able[turn:] + able[:turn]:
                     if launcher.name == COLD and event != STOP:
                         continue  # once it runs, a job started cold is like any other
+                    if event == CABLE_CUT and launcher.name not in (MPIRUN, WARM):
+                        continue  # the others leave processes on the host that hold the next trial
                     play(bed, ours, launcher, event, repeat=repeat, patience_s=patience_s, sheet=sheet)
         ours.stop_controller()
 
@@ -67,7 +72,7 @@ def play(bed: Bed, ours: Ours, launcher: Launcher, event: str, *, repeat: int, p
             return
         bed.settle()
         head_cpu_s, hosts_cpu_s = (now - before for now, before in zip(bed.cpu_seconds(), before_s))
-        since_s = cause(event, launcher, trial, ours)
+        since_s = cause_cut(bed, launcher, trial) if event == CABLE_CUT else cause(event, launcher, trial, ours)
         ended = trial.await_end(since_s, patience_s=patience_s)
         sheet.add(
             what=launcher.name,
@@ -104,12 +109,27 @@ def cause(event: str, launcher: Launcher, trial: Trial, ours: Ours) -> float:
     return trial.stop_by(launcher.stop)
 
 
+def cause_cut(bed: Bed, launcher: Launcher, trial: Trial) -> float:
+    """Stop the job while the cable of its last host is cut; return the moment when it is plugged in again."""
+    host = bed.cluster.hosts[HOSTS - 1]
+    bed.cluster.cut(host)
+    try:
+        if launcher.stop is None:
+            trial.interrupt(launcher.interrupts)
+        else:
+            trial.stop_by(launcher.stop)
+        trial.watch(CUT_S, lambda: False)
+    finally:
+        bed.cluster.heal(host)
+    return time.time()
+
+
 def render(rows: Sequence[Row]) -> str:
     names = list(dict.fromkeys(row["what"] for row in rows))
     start = [_start_line(rows, name) for name in names]
     ends = [[name, *(_end_cell(rows, name, event) for event in EVENTS)] for name in names]
     starting = ["", "last rank alive, s", "its line at the head, s", "÷ mpirun", "head CPU s", "hosts CPU s"]
-    ending = ["", "^C or stop", "one rank SIGKILLed", "launcher SIGKILLed"]
+    ending = ["", "^C or stop", "one rank SIGKILLed", "launcher SIGKILLed", "cable cut"]
     return (
         f"## Start\n\n{table(starting, start)}\n"
         "## End: seconds until the last process of the job was gone from all hosts, exit code of the command\n\n"
@@ -155,7 +175,8 @@ def says(patience_s: float) -> str:
         "*End*: ^C at the launcher's terminal (twice within a second for pdsh, which asks for it); for ascendrun it is "
         "`ascendrun stop`. Launcher SIGKILLed: ascendrun's job is meant to go on without its controller and its "
         "follower, so the time is that of an `ascendrun stop` right after. "
-        f"“Processes left” were still there after {patience_s:g} s."
+        f"Cable cut: that of one host, {CUT_S:g} s long; ^C or `stop` is given meanwhile, and the time is that from "
+        f"the moment when it is plugged in again. “Processes left” were still there after {patience_s:g} s."
     )
 
 

@@ -23,7 +23,7 @@ HOSTS = 2
 JOB = "bench"
 CURVE = "-o KexAlgorithms=curve25519-sha256"
 NETWORK = f"{HEAD_ADDRESS.rsplit('.', 2)[0]}.0.0/16"
-WARM, COLD = "ascendrun", "ascendrun, cold"
+WARM, COLD, MPIRUN = "ascendrun", "ascendrun, cold", "mpirun"
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def launchers(bed: Bed, ours: Ours) -> list[Launcher]:
     hosts = bed.cluster.hosts[:HOSTS]
     found: list[Launcher] = []
     if shutil.which("mpirun"):
-        found.append(Launcher("mpirun", mpirun_argv(hosts), {}))
+        found.append(Launcher(MPIRUN, mpirun_argv(hosts), {}))
     if shutil.which("pdsh") and importlib.util.find_spec("torch"):
         env = {"PDSH_SSH_ARGS_APPEND": CURVE}
         found.append(Launcher("torchrun over pdsh", torchrun_argv(hosts), env, interrupts=2))

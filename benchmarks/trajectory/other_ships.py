@@ -37,7 +37,7 @@ from typing import Any, Callable
 import numpy as np
 import yaml
 
-from ascendrun.programs.trainer.checkpoint import replace_text
+from ascendrun.programs.trainer.checkpoint import replace_text, replacing
 from ascendrun.programs.trajectory.judge import METHODS_FILE, Judged
 from ascendrun.programs.trajectory.scores import (
     DRAWS,
@@ -128,17 +128,11 @@ class Files:
         if path.is_file():
             return
         split_of, develop = self._splits[path]
-        self._folder.mkdir(parents=True, exist_ok=True)
         kept = [row for row in self._rows if not (develop and row["vessel_id"] in self.is_test)]
         rows = [{**row, "split": split_of(row["vessel_id"])} for row in kept]
         if rows[0]["split"] is None:
             rows = [{key: value for key, value in row.items() if key != "split"} for row in rows]
-        fresh = path.with_suffix(".part")
-        with open(fresh, "w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-        fresh.replace(path)
+        write_table(path, rows)
 
     def all(self, *, develop: bool) -> Path:
         return self.add("develop" if develop else "all", lambda ship: None, develop=develop)
@@ -207,6 +201,13 @@ def trainings(part: str, files: Files, seed: int, *, tested: int = FOLDS) -> Ite
             yield Training(f"time-{seed}-{slug(name)}", part, name, seed, 0, options, earlier=earlier)
     else:
         raise SystemExit(f"unknown part {part}")
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    with replacing(path) as fresh, open(fresh, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def slug(text: str) -> str:

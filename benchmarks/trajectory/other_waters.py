@@ -27,7 +27,7 @@ from ascendrun.programs.trainer.checkpoint import replace_text
 from ascendrun.programs.trajectory.judge import Judged
 from ascendrun.programs.trajectory.scores import MODEL, SCORES
 from benchmarks.trajectory.by_ships import run
-from benchmarks.trajectory.other_ships import FOLDS, HERE, Answers, compared, ranged
+from benchmarks.trajectory.other_ships import FOLDS, HERE, Answers, compared, ranged, write_table
 
 SIMPLE, PARTS = ("forest", "boosting", "tokens"), ("network", "boosting")
 LEAST_POINTS, LEAST_SHIPS, GOAL_AHEAD, GOAL_ECE = 10, 8, 1.05, 0.08
@@ -95,13 +95,7 @@ def convert(file: Path, digest: str, row_of: Callable[[Row], dict[str, Any]], pa
     rows = [row for row in rows if points[row["vessel_id"]] >= LEAST_POINTS and row["vessel_class"]]
     classes = Counter({row["vessel_id"]: row["vessel_class"] for row in rows}.values())
     rows = [row for row in rows if classes[row["vessel_class"]] >= LEAST_SHIPS]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".part")
-    with open(fresh, "w", newline="") as out:
-        writer = csv.DictWriter(out, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    fresh.replace(path)
+    write_table(path, rows)
     return {name: count for name, count in classes.most_common() if count >= LEAST_SHIPS}
 
 

@@ -13,7 +13,7 @@ from tests.lib.vcluster.requirements import NotSupportedError, require_all
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT))
-from benchmarks import goals, jobs, logs, trial  # noqa: E402  (the checkout's root is on no path in pytest's import mode)
+from benchmarks import doctor, goals, jobs, logs, trial  # noqa: E402  (the checkout's root is on no path in pytest's import mode)
 from benchmarks import results as pages  # noqa: E402  # as above
 from benchmarks.bed import Bed  # noqa: E402  # as above
 
@@ -60,9 +60,16 @@ def test_exec_runs_on_every_host_with_every_tool_and_names_no_place_of_this_mach
 @pytest.mark.thorough
 def test_jobs_sees_our_ranks_come_and_everything_go(needs_cluster: None, tmp_path: Path) -> None:
     rows = [row for row in run("jobs", "--patience", "5", results=tmp_path) if row["what"].startswith("ascendrun")]
-    assert {row["event"] for row in rows} == {"stop", "rank killed", "head killed"}
+    assert {row["event"] for row in rows} == set(jobs.EVENTS)
     assert [row for row in rows if not row["seen_s"] or row["left"] != "0" or not row["gone_s"]] == []
     assert "| ascendrun |" in (tmp_path / "jobs.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_doctor_examines_every_host_and_its_cost_is_shown(needs_cluster: None, tmp_path: Path) -> None:
+    rows = run("doctor", "--hosts", "1,2", results=tmp_path)
+    assert {row["what"] for row in rows} == set(doctor.ORDER) and {row["status"] for row in rows} <= {"0", "3"}
+    assert "| 2 | doctor, cold |" in (tmp_path / "doctor.md").read_text(encoding="utf-8")
 
 
 def test_start_measures_each_command(tmp_path: Path) -> None:
