@@ -339,6 +339,7 @@ def parse(argv: Sequence[str], groups: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a lane of bin/test is in the background and ignores it
     groups = read_groups()
     options = parse(argv, list(groups))
     wanted = ["base", *(group for group in groups if group in options.group and group != "base")]

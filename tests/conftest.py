@@ -56,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for name in [name for name in os.environ if name.startswith(("ASCENDRUN_", "XDG_")) and name != kept]:
         del os.environ[name]
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each of a thousand processes would compile the package again
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's idle threads take two thirds of a rank's CPU time
     home = Path(tempfile.mkdtemp(prefix="ascendrun-home-"))
     config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
     os.environ["HOME"] = str(home)

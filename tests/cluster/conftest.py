@@ -141,6 +141,17 @@ def no_leftovers(request: pytest.FixtureRequest) -> Watch:
     return Watch(request.node)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with a test that may take long come first: of two workers none is left with one of them at the end."""
+    longest: dict[Path, float] = {}
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        limit_s = 0.0 if mark is None else float(mark.args[0]) or float("inf")
+        longest[item.path] = max(limit_s, longest.get(item.path, 0.0))
+    items.sort(key=lambda item: -longest[item.path])
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Scenarios marked `shared_home` run a second time with one home for all hosts; by --thorough all of them do."""
     is_asked = metafunc.definition.get_closest_marker("shared_home") or (

@@ -69,7 +69,7 @@ def kill_some(cluster: VirtualCluster, host: str, word: str) -> None:
 def controllers(cluster: VirtualCluster, state_dir: Path) -> list[Process]:
     """Guards and controllers on the head for this state dir: they may outlive a command; all else is left over."""
     ours = [one for one in cluster.processes(HEAD) if one.environ.get(STATE_VARIABLE) == str(state_dir)]
-    return [one for one in ours if any("controller" in word for word in one.argv)]
+    return [one for one in ours if "controller" in one.argv]
 
 
 def hold_namespaces(cluster: VirtualCluster) -> list[int]:

@@ -46,6 +46,11 @@ class Scene:
         for host in cluster.hosts:
             Path(cluster.path(host, ENOUGH)).unlink(missing_ok=True)
 
+    def add_code(self, *names: str) -> None:
+        """Put scripts of this directory into the working directory of the jobs."""
+        for name in names:
+            shutil.copy(RANK_SCRIPT.with_name(name), self.folder / "code")
+
     def job(
         self,
         name: str,

@@ -12,7 +12,8 @@ DEADLINE_S = 280.0
 
 
 def job_file(scene: Scene) -> Path:
-    return scene.job("deep", per_node=1, more=f"python: {venv_python()}\n", command=["python3", "-c", "pass"])
+    more = f"python: {venv_python()}\nenv: {{OMP_NUM_THREADS: 1}}\n"  # as the hosts share the processors
+    return scene.job("deep", per_node=1, more=more, command=["python3", "-c", "pass"])
 
 
 def look(scene: Scene) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -59,8 +58,7 @@ def scene(ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster], tmp_p
     folder.mkdir()
     cluster = cluster_of(3, shares={str(folder): SAVED})
     made = Scene(ascendrun.on(cluster), cluster)
-    for name in ("hanging.py", "training.py"):
-        shutil.copy(Path(__file__).with_name(name), made.folder / "code")
+    made.add_code("hanging.py", "training.py")
     return made
 
 
@@ -77,6 +75,7 @@ def await_hosts(scene: Scene, job: str, attempt: int) -> list[str]:
     return list(shown["hosts"])
 
 
+@pytest.mark.timeout(1800)
 def test_a_job_shrinks_when_a_host_is_gone_and_grows_when_it_is_back(scene: Scene) -> None:
     path = scene.job(
         "elastic",

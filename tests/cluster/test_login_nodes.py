@@ -118,6 +118,33 @@ def test_files_come_to_the_laptop_and_go_to_hosts(laptop):
     assert len(list(folders.iterdir())) == 1  # what was only for one command is gone
 
 
+def test_the_queue_of_the_head_is_listed_on_the_laptop(laptop):
+    cluster, settings = laptop.cluster, laptop.cluster.path("node1", "/etc/ascendrun/config.yaml")
+    settings.parent.mkdir(exist_ok=True)
+    settings.write_text("queue: /run/ascendrun-queue\n")
+    argv = [sys.executable, "-m", "ascendrun", "controller", "run", "--shared", "/run/ascendrun-queue"]
+    environ = {**cluster.host_environ(), "PYTHONPATH": str(CODE)}
+    server = cluster.host_popen("node1", argv, env=environ)
+    try:
+        job = laptop.start(laptop.job("shown", "print", "ready", "beat-on", "/tmp/enough", hosts=["node3"]))
+        assert await_true(lambda: laptop.state(job) == "RUNNING", deadline_s=60.0)
+
+        def rows() -> list[Any]:
+            done = laptop.run_here("ps", "--all-users", "-o", "json")
+            listed = json.loads(done.stdout)["jobs"] if done.returncode == 0 else []  # else: no connection in time
+            return [(row["user"], row["job"], row["state"]) for row in listed]
+
+        assert await_true(lambda: rows() == [("root", job, "RUNNING")], deadline_s=60.0), rows()
+        assert f"root  -        {job}" in laptop.run_here("ps", "--all-users").stdout
+        assert laptop.run_here("stop", f"root/{job}", "--now").returncode == 0
+        assert await_true(lambda: laptop.state(job) == "STOPPED", deadline_s=60.0)
+    finally:
+        settings.unlink()
+        server.terminate()
+        server.wait(30)
+    assert laptop.run_here("ps", "--all-users").returncode == 7, "its settings name no queue"
+
+
 def test_a_terminal_of_the_laptop_is_that_of_the_command(laptop):
     file = laptop.job("endless", "print", "ready", "hang", hosts=["node3"], per_node=1)
     child = laptop.ascendrun.pty("submit", file, env=laptop.env)

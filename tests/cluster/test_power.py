@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -70,8 +69,7 @@ def scene(
     folder.mkdir()
     cluster = cluster_of(3, shares={str(folder): SAVED})
     made = Switched(Configured(lambda: cluster, ascendrun.folder, no_leftovers), cluster)
-    for name in ("hanging.py", "training.py"):
-        shutil.copy(Path(__file__).with_name(name), made.folder / "code")
+    made.add_code("hanging.py", "training.py")
     made.bmc = Bmc(cluster, tmp_path / "bmc")
     made.configure(made.bmc.settings(60.0))
     yield made

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -28,8 +27,7 @@ def scene(ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster], tmp_p
     folder.mkdir()
     cluster = cluster_of(2, shares={str(folder): SAVED})
     made = Scene(ascendrun.on(cluster), cluster)
-    for name in ("hanging.py", "training.py"):
-        shutil.copy(Path(__file__).with_name(name), made.folder / "code")
+    made.add_code("hanging.py", "training.py")
     return made
 
 

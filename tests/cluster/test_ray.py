@@ -20,6 +20,7 @@ from ascendrun.node import layout
 from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.processes import await_true
 
+pytestmark = pytest.mark.timeout(1200)
 PYTHON = CODE / ".venv-ray" / "bin" / "python"
 READY = "driver ready"
 SITE = """setup: source /usr/local/Ascend/ascend-toolkit/set_env.sh
@@ -93,7 +94,7 @@ def test_the_quick_start_of_the_page_runs_when_both_nodes_have_joined(scene: Ray
     (scene.folder / "train.py").write_text(train)
     (scene.folder / "cluster.hosts").write_text(scene.hostfile.read_text())
     (scene.folder / "job.yaml").write_text(job_file.replace("/opt/venv/bin/python", str(PYTHON)) + SITE)
-    done = scene.ascendrun(*command.split())
+    done = scene.ascendrun(*command.split(), timeout=600)
     assert done.returncode == 0, run_text(done)
     assert "4 NPUs on 2 nodes" in scene.text("j-0001", "rank-0.out.*")
     steps = [line for line in scene.text("j-0001", "node-*.out.*").splitlines() if "step 3 on" in line]

@@ -55,7 +55,7 @@ def test_devices_hosts_and_ranks_are_known_and_a_hanging_tool_silences_nothing_e
     devices, hosts, refused = ask_now(scene, *HOSTS, "nowhere")
     assert sorted(devices) == [[host, device, "OK", [], True, True] for host in HOSTS for device in range(2)]
     assert sorted(hosts) == list(HOSTS) and refused == ["nowhere"]
-    assert len(newest_samples(state_dir).devices) == 4, "what was asked for is kept too"
+    await_that(lambda: len(newest_samples(state_dir).devices) == 4, "what was asked for is kept too")
 
     submitted_s = time.time()
     job = scene.begin(scene.npu_job())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
-from scenes import Scene, await_that, run_text, venv_python
+from scenes import BEAT_ON, Scene, await_that, run_text, venv_python
 
 from ascendrun.sim.ascend import tree
 from ascendrun.sim.ascend.scenario import Scenario
@@ -64,6 +64,31 @@ def test_a_full_disk_closes_an_idle_host_until_an_examination_passes(scene: Scen
     assert done.returncode == 0 and states(scene)["node2"] == "free", run_text(done)
     back = scene.start(scene.job("back", "print", "done", hosts=["node2"]))
     scene.await_state(back, "SUCCEEDED")
+
+
+def test_a_host_is_drained_at_the_planned_time_and_before_it_only_jobs_start_that_end_in_time(scene: Scene) -> None:
+    scene.await_state(scene.start(scene.job("known", "print", "done")), "SUCCEEDED")
+    planned = scene.ascendrun.ask("drain", "node2", "--at", "2h", "--for", "1h", "--reason", "optics")
+    assert [machine["state"] for machine in planned["machines"]] == ["free"]
+    unlimited = scene.start(scene.job("unlimited", "print", "done", hosts=["node2"]))
+    fits = scene.start(scene.job("fits", "print", "done", hosts=["node2"], more="timeouts: {run_s: 600}\n"))
+    scene.await_state(fits, "SUCCEEDED")
+    waiting = scene.show(unlimited)["job"]
+    assert (waiting["state"], waiting["reason_code"]) == ("QUEUED", "too-few-hosts")
+    assert "optics" in waiting["reason"]
+    assert scene.ascendrun("undrain", "node2", "--no-check").returncode == 0
+    scene.await_state(unlimited, "SUCCEEDED")
+
+    running = scene.start(scene.job("running", "print", "ready", *BEAT_ON, hosts=["node2"]))
+    scene.await_line(running, "ready", count=2)
+    assert scene.ascendrun("drain", "node2", "--at", "1s").returncode == 0
+    await_that(lambda: states(scene)["node2"] == "draining", "the planned time has come")
+    assert scene.state(running) == "RUNNING"
+    scene.enough()
+    scene.await_state(running, "SUCCEEDED")
+    assert states(scene)["node2"] == "drained"
+    assert scene.ascendrun("drain", "node2", "--at", "1h", "--now").returncode == 2
+    scene.ascendrun("undrain", "node2", "--no-check", code=0)
 
 
 ECC = (

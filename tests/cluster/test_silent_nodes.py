@@ -4,7 +4,6 @@ The windows of the hang detection are divided by 20: a job with a silent host is
 """
 
 import json
-import shutil
 import time
 from datetime import datetime
 from pathlib import Path
@@ -116,8 +115,7 @@ def scene(ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster], tmp_p
     folder.mkdir()
     cluster = cluster_of(3, shares={str(folder): SAVED})
     made = Lossy(ascendrun.on(cluster), cluster)
-    for name in ("hanging.py", "training.py"):
-        shutil.copy(Path(__file__).with_name(name), made.folder / "code")
+    made.add_code("hanging.py", "training.py")
     return made
 
 

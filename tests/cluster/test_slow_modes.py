@@ -3,7 +3,6 @@
 By --real-time. Days of it, for all types of devices, are simulated in tests/unit/health/test_hang.py.
 """
 
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -38,8 +37,7 @@ def alarms(scene: Scene, job: str) -> list[dict[str, Any]]:
 @pytest.mark.usefixtures("only_real_time")
 def test_two_hours_of_slow_modes_are_no_hang(ascendrun: Any, cluster: VirtualCluster) -> None:
     scene = Scene(ascendrun, cluster)
-    for name in ("hanging.py", "slow.py"):
-        shutil.copy(Path(__file__).with_name(name), scene.folder / "code")
+    scene.add_code("hanging.py", "slow.py")
     phases = start(scene, "phases", *WITH_PHASES, *WITHOUT)
     plain = start(scene, "plain", *FIRST, "evaluation", 900, *WITHOUT)
     for job, mode in ((phases, "last"), (plain, "last")):
@@ -63,8 +61,7 @@ def test_a_checkpoint_without_a_phase_is_no_hang(scene_of: Callable[..., Scene],
     saved.mkdir()
     scene = scene_of(2, shares={str(saved): "/saved"} if mode != "disk" else {})
     disk = scene.cluster.file_system(scene.cluster.hosts[0], "/saved") if mode == "disk" else None
-    for name in ("hanging.py", "slow.py"):
-        shutil.copy(Path(__file__).with_name(name), scene.folder / "code")
+    scene.add_code("hanging.py", "slow.py")
     more = "timeouts: {first_step_s: 60}\nenv: {SAVED: /saved}\n"
     job = start(scene, "plain", "train", 180, mode, SAVE_S, more=more)
     if disk is not None:

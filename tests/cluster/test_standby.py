@@ -41,9 +41,12 @@ class Jobs(TwoHeads):
         found = [one.pid for one in self.cluster.processes(name) if one.argv[-2:] == ("controller", "run")]
         return [pid for pid in found if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"]
 
-    def state(self, name: str, job: str) -> str:
+    def shown(self, name: str, job: str) -> dict[str, Any]:
         shown = self.on(name, "show", job, "-o", "json")
-        return "" if shown.returncode else str(json.loads(shown.stdout)["job"]["state"])
+        return {} if shown.returncode else dict(json.loads(shown.stdout)["job"])
+
+    def state(self, name: str, job: str) -> str:
+        return str(self.shown(name, job).get("state", ""))
 
     def await_state(self, name: str, job: str, state: str) -> None:
         assert await_true(lambda: self.state(name, job) == state, deadline_s=WAIT_S), self.on(name, "show", job).stdout
@@ -114,6 +117,35 @@ def test_a_head_and_its_standby_are_set_up_and_get_other_voters_as_the_page_show
     await_that(lease, "lease", deadline_s=WAIT_S)
     assert set(heads.status("node1")["voters"]) == {"node2", "node4", "node5"}
     heads.stand_by("node2", "node1")
+
+
+def test_the_shared_queue_of_the_second_machine_decides_after_a_takeover(heads: Jobs) -> None:
+    for name in HEADS:
+        heads.write(name, f"{HOME}/.config/ascendrun/config.yaml", f"queue: {HOME}/queue\n{SETTINGS}")
+    servers = [heads.popen("node1", "controller", "run", "--shared", "queue")]
+    await_that(lambda: heads.on("node1", "ps", "--all-users").returncode == 0, "the queue", deadline_s=WAIT_S)
+    reason = lambda name: heads.shown(name, "waits").get("reason_code")  # noqa: E731
+    try:
+        heads.submit("node1", "runs")
+        heads.await_state("node1", "runs", "RUNNING")
+        heads.submit("node1", "waits")
+        await_that(lambda: reason("node1") == "nodes-in-use", "it waits", deadline_s=WAIT_S)
+        heads.stand_by("node2", "node1")
+        heads.cluster.crash("node1")
+        heads.await_state("node2", "runs", "RUNNING")
+        await_that(lambda: reason("node2") == "queue-away", "no server decides yet", deadline_s=WAIT_S)
+        servers.append(heads.popen("node2", "controller", "run", "--shared", "queue"))
+        await_that(lambda: reason("node2") == "nodes-in-use", "the server there knows the job", deadline_s=WAIT_S)
+        assert heads.state("node2", "runs") == "RUNNING"
+        heads.cluster.path("node3", "/tmp/enough").touch()
+        for job in ("runs", "waits"):
+            heads.await_state("node2", job, "SUCCEEDED")
+        beats = [float(line) for line in heads.cluster.path("node3", "/tmp/beats").read_text().split()]
+        assert beats == sorted(beats), "one process wrote them"
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
 
 
 def test_a_head_that_is_suspended_in_the_middle_of_a_start_starts_nothing_when_it_wakes(heads: Jobs) -> None:

@@ -12,7 +12,9 @@ from scenes import Scene, await_that
 from tests.programs.conftest import REPO
 from tests.programs.test_trainer_api import write_example
 
-KILLED_AFTER = 30
+KILLED_AFTER = 10
+END_S = 600.0
+"""For ranks that import torch on a machine with other work."""
 
 
 @pytest.fixture
@@ -21,7 +23,7 @@ def scene(scene_of: Callable[..., Scene]) -> Scene:
     own = scene.folder / "own"
     own.mkdir()
     write_example(own)
-    (own / "cluster.hosts").write_text(scene.cluster.hostfile(slots=2))
+    (own / "cluster.hosts").write_text(scene.cluster.hostfile(slots=1))
     for host in scene.cluster.hosts:
         scene.cluster.path(host, "/root/book.txt").write_text("The quick brown fox jumps over the lazy dog. " * 400)
     return scene
@@ -30,14 +32,15 @@ def scene(scene_of: Callable[..., Scene]) -> Scene:
 def submit(scene: Scene, name: str) -> str:
     """Start the job file of the page on CPUs, with a small model; the job's id."""
     args = {
-        "data_path": "/root/book.txt", "num_train_epochs": 15, "seq_len": 64, "width": 32, "save_steps": 10,
+        "data_path": "/root/book.txt", "num_train_epochs": 5, "seq_len": 64, "width": 32, "save_steps": 4,
         "logging_steps": 1, "dtype": "float32",
     }  # fmt: skip
     changes = {
         "name": name,
         "python": REPO / ".venv" / "bin" / "python",
         "devices.type": "cpu",
-        "devices.per_node": 2,
+        "devices.per_node": 1,
+        "env.OMP_NUM_THREADS": 1,  # as the hosts share the processors
         "restart.max_restarts": 1,
         "restart.backoff_s": "[1, 2]",
         "outputs": "[out/]",
@@ -63,17 +66,17 @@ def model_of(scene: Scene, job: str) -> dict[str, torch.Tensor]:
     return weights
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3 * END_S)
 def test_a_killed_rank_restarts_the_job_which_ends_as_if_it_had_not_been_killed(scene: Scene) -> None:
     straight = submit(scene, "straight")
-    scene.await_state(straight, "SUCCEEDED", deadline_s=200.0)
+    scene.await_state(straight, "SUCCEEDED", deadline_s=END_S)
     whole = losses(scene, straight)[1]
     assert len(whole) > 2 * KILLED_AFTER
 
     killed = submit(scene, "killed")
-    await_that(lambda: max(losses(scene, killed).get(1, {}), default=0) >= KILLED_AFTER, "steps", deadline_s=100.0)
+    await_that(lambda: max(losses(scene, killed).get(1, {}), default=0) >= KILLED_AFTER, "steps", deadline_s=END_S)
     os.kill(scene.ranks_of(killed, "node2")[0], signal.SIGKILL)
-    scene.await_state(killed, "SUCCEEDED", deadline_s=200.0)
+    scene.await_state(killed, "SUCCEEDED", deadline_s=END_S)
     by_attempt = losses(scene, killed)
     assert sorted(by_attempt) == [1, 2] and 1 < min(by_attempt[2]) <= 1 + max(by_attempt[1])
     assert {**by_attempt[1], **by_attempt[2]} == whole

@@ -113,7 +113,7 @@ class KubeScene(Scene):
 
     def controllers(self) -> list[Process]:
         mine, found = str(self.ascendrun.state_dir), self.kubernetes.processes()
-        return [one for one in found if one.environ.get(STATE_VARIABLE) == mine and "controller" in " ".join(one.argv)]
+        return [one for one in found if one.environ.get(STATE_VARIABLE) == mine and "controller" in one.argv]
 
     def links(self) -> list[Process]:
         """The streams of the connections to pods."""

@@ -1,6 +1,7 @@
 """Bad days of the head itself, on local hosts: a full disk, a locked store, clients that hang, sleep."""
 
 import fcntl
+import getpass
 import json
 import os
 import signal
@@ -9,9 +10,11 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_controller_crashes import DEADLINE_S, Head, await_that, head
@@ -250,3 +253,41 @@ def test_a_frozen_controller_is_unknown_and_makes_no_verb_hang_and_a_killed_one_
     await_that(
         lambda: state() == ("RUNNING", "RUNNING") and int((head.state_dir / "controller.lock").read_text()) != pid
     )
+
+
+def test_commands_that_change_jobs_and_hosts_print_for_programs_what_they_changed(head: Head) -> None:
+    job = long_job(head)
+    waits = head.submit()
+
+    def job_of(*argv: str) -> dict[str, Any]:
+        [found] = head.ask(*argv)["jobs"]
+        return dict(found)
+
+    def machine_of(*argv: str) -> dict[str, Any]:
+        [found] = head.ask(*argv)["machines"]
+        assert found["names"] == ["a"]
+        return dict(found)
+
+    assert (job_of("hold", waits)["id"], job_of("hold", waits)["held_by"]) == (waits, getpass.getuser())
+    assert job_of("unhold", waits)["held_by"] is None
+    before_s = time.time()
+    planned = machine_of("drain", "a", "--at", "2h", "--for", "4h", "--reason", "optics")
+    assert planned["since_s"] - before_s == pytest.approx(2 * 3600, abs=600) and planned["state"] != "draining"
+    assert planned["until_s"] - planned["since_s"] == 4 * 3600 and planned["by"] == getpass.getuser()
+    assert head.run("drain", "a", "--at", "2h", "--now").returncode == 2
+    machine_of("undrain", "a", "--no-check")
+    assert machine_of("drain", "a")["state"] == "draining", "the job runs there"
+    assert machine_of("undrain", "a", "--no-check")["reason"] is None
+    assert job_of("stop", waits)["state"] == "STOPPED" and job_of("stop", job, "--now")["state"] == "STOPPED"
+    assert job_of("retry", waits)["id"] == waits
+    reasons = [event["values"].get("reason") or {} for event in head.show(waits)["events"]]
+    assert [one["values"]["by"].partition("@")[0] for one in reasons if one.get("code") == "retried-by-user"] == [
+        getpass.getuser()
+    ]
+    assert job_of("stop", waits, "--now")["state"] == "STOPPED"
+    [removed] = head.ask("rm", waits, "--force")["hosts"][-1:]
+    assert (removed["host"], removed["refused"]) == (None, None)
+    released = head.run("release", "a", "-o", "json")
+    assert (released.returncode, json.loads(released.stdout)["machines"][0]["names"]) == (4, ["a"])
+    assert machine_of("lost", "a", "--force", "--reason", "rack")["state"] == "drained"
+    machine_of("undrain", "a", "--no-check")

@@ -116,7 +116,9 @@ def test_the_story_is_told_to_its_end_and_nothing_is_left(start: Start, environ:
     assert {"doctor", "submit", "exec", "ps", "logs", "explain"} <= set(verbs) <= {*BY_NAME, *ALIASES}
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGINT, signal.SIGINT, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, *[pytest.param(signal.SIGINT, marks=pytest.mark.thorough)] * 3]
+)
 def test_a_signal_at_any_moment_leaves_nothing(start: Start, environ: dict[str, str], number: signal.Signals) -> None:
     count = random.randrange(1, LINES)
     demo = start()

@@ -40,6 +40,8 @@ def test_codon_trains_over_two_hosts_as_it_does_on_the_cpu(submit, launch):  # n
 
 
 WITHIN = 0.1
+ONE_RANK = {"nodes": 1}
+"""What a program computes does not depend on how many ranks do it."""
 CHATS = {
     "model_preset": "small", "data_path": "/root/chats.json", "global_batch_size": 8,
     "max_steps": 4, "warmup_steps": 1, "cutoff_len": 128, "learning_rate": 0.01, "lora_r": 8, "lora_dropout": 0.0,
@@ -86,7 +88,7 @@ def test_a_chat_model_is_planned_trained_and_generates(strategy, submit, forecas
     """The plan has the memory of the allocator; losses and replies are those of the CPU."""
     job = {"name": "chat", "program": "qwen_lora", "args": {**CHATS, "strategy": strategy}, "outputs": ["out/"]}
     planned, done = forecast(job), submit(job).succeed()
-    on_cpu = submit({**job, "args": {**CHATS, "strategy": "ddp"}}, family="cpu").succeed()
+    on_cpu = submit({**job, "args": {**CHATS, "strategy": "ddp"}, **ONE_RANK}, family="cpu", per_node=1).succeed()
     assert planned == pytest.approx(done.peak_bytes(), rel=WITHIN)
     assert len(done.losses()) == 4 and done.losses() == pytest.approx(on_cpu.losses(), rel=1e-4)
     assert len(replies(ascendrun, done)) == 2 and replies(ascendrun, done) == replies(ascendrun, on_cpu)
@@ -128,6 +130,6 @@ def test_a_model_that_is_trained_whole_is_planned_and_trained(strategy, submit, 
     """The plan has the memory of the allocator; the losses are those of the CPU."""
     job = {"name": "tracks", "program": "trajectory", "args": {**TRACKS, "strategy": strategy}}
     planned, done = forecast(job), submit(job).succeed()
-    on_cpu = submit({**job, "args": {**TRACKS, "strategy": "ddp"}}, family="cpu").succeed()
+    on_cpu = submit({**job, "args": {**TRACKS, "strategy": "ddp"}, **ONE_RANK}, family="cpu", per_node=1).succeed()
     assert len(done.losses()) == 5 and done.losses() == pytest.approx(on_cpu.losses(), rel=1e-4)
     assert planned == pytest.approx(done.peak_bytes(), rel=WITHIN)

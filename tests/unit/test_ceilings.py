@@ -16,7 +16,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 METHODS, FILE_LINES, FUNCTION_LINES = 25, 450, 60
 EXCUSED: dict[str, str] = {}
 """`file` or `file:name`, and why it is larger."""
-RUFF = {"ANN401": 508, "BLE001": 40}
+RUFF = {"ANN401": 508, "BLE001": 39}
 """Rules that ruff does not bound by itself, and how often the tree breaks them. Lower it with every commit that can."""
 
 
