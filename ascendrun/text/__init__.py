@@ -120,6 +120,11 @@ def _space(text: str) -> str:
     return re.sub(_MIXED_JOINT, " ", re.sub(_CHINESE_JOINT, "", text)).replace("\0", "")
 
 
+def enumerate_texts(texts: Iterable[object], lang: str | None = None) -> str:
+    """Return texts as one enumeration: "slow, 2 min old", with the comma of the language."""
+    return SEPARATOR.get(lang or language(), ", ").join(map(str, texts))
+
+
 def _show(value: Any, spec: str, lang: str) -> str:
     if value is None:
         return UNKNOWN.get(lang, "unknown")
@@ -132,7 +137,7 @@ def _show(value: Any, spec: str, lang: str) -> str:
         if isinstance(value, Rendered):
             return value.render(lang)
         if isinstance(value, (list, tuple)):
-            return SEPARATOR.get(lang, ", ").join(_show(item, spec, lang) for item in value)
+            return enumerate_texts((_show(item, spec, lang) for item in value), lang)
         shown = f"{value:{spec}}"  # the name format is the submodule here
     except (TypeError, ValueError):
         shown = str(value)

@@ -16,7 +16,7 @@ from ascendrun.cli.outcome import first_failure_line
 from ascendrun.cluster import JobDetail, JobView, RankView
 from ascendrun.core.jobs.roles import rank_labels
 from ascendrun.core.rank_env import forks_ranks
-from ascendrun.text import Text
+from ascendrun.text import Text, enumerate_texts
 from ascendrun.text.format import fold_hosts, grouped, label_ranks
 
 
@@ -145,7 +145,7 @@ def _describe_spares(detail: JobDetail) -> str:
             status = Text("show.spare-ready", "ready") if is_ready else Text("show.spare-unchecked", "not checked yet")
         found.setdefault(str(status), []).append(host)
     spares = [Text("show.spare", "{hosts:hosts} ({status})", hosts=hosts, status=one) for one, hosts in found.items()]
-    return ", ".join(map(str, spares))
+    return enumerate_texts(spares)
 
 
 def _describe_attempts(detail: JobDetail) -> str:

@@ -14,7 +14,7 @@ from ascendrun.core.measurement import Metric, metrics_of
 from ascendrun.core.metrics import seconds_left
 from ascendrun.core.samples import DeviceSample, HostSample, RankSample
 from ascendrun.health.top.view import HostLine, IdleHosts, JobRow, Progress, TopRow
-from ascendrun.text import Text
+from ascendrun.text import Text, enumerate_texts
 from ascendrun.text.format import fold_hosts, fold_numbers, label_ranks
 
 GAP = 2
@@ -191,7 +191,7 @@ def note(line: Line) -> str:
             found.append(external(line, most=3))
         elif problem == "unreachable":
             found.append(Text("top.problem-unreachable", "host unreachable"))
-    return ", ".join(map(str, found))
+    return enumerate_texts(found)
 
 
 def external(row: TopRow, *, most: int | None = None) -> Text:
@@ -241,7 +241,7 @@ def _slowest_of_host(line: HostLine) -> str:
 
 
 def _notes_of_host(line: HostLine) -> str:
-    return ", ".join(dict.fromkeys(text for text in (note(row) for row in line.rows) if text))
+    return enumerate_texts(dict.fromkeys(text for text in (note(row) for row in line.rows) if text))
 
 
 HOST_COLUMNS: tuple[TopColumn, ...] = (

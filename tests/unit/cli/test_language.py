@@ -2,6 +2,7 @@
 
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -228,6 +229,16 @@ def test_command(say: Say, world: TopWorld, command: str) -> None:
         screen = HELP.sub("", say(command, *argv)).replace("waits", "j-0002")
         found += [f"{command} {words}: {line}" for line in english_lines(screen, foreign)]
     assert found == [], "\n".join(found)
+
+
+def test_top_notes_that_a_slow_rank_was_sampled_minutes_ago(
+    say: Say, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = make_usual_world(tmp_path / "old", busy=4, idle=1, now_s=time.time() - 120)
+    monkeypatch.setenv("ASCENDRUN_STATE_DIR", str(made.state_dir))
+    with controller_lock(made.state_dir):
+        screen = say("top", "--once")
+    assert "偏慢、2m" in screen and english_lines(screen.replace("waits", "j-0002")) == []
 
 
 def test_the_help_of_bundled_programs() -> None:
