@@ -68,13 +68,13 @@ class _Reading:
         began_s = time.monotonic()
         try:
             value = read()
-        except BaseException as error:  # raised where the value is asked for
+        except BaseException as error:
             self.until_s = 0.0
-            self.value.set_exception(error)
-        else:
-            read_s = time.monotonic()
-            self.until_s = read_s + max(seconds, COST_RATIO * (read_s - began_s))
-            self.value.set_result(value)
+            self.value.set_exception(error)  # for those who wait
+            raise
+        read_s = time.monotonic()
+        self.until_s = read_s + max(seconds, COST_RATIO * (read_s - began_s))
+        self.value.set_result(value)
 
 
 def read_job(cluster: Cluster, kept: Kept, ref: str) -> Mapping[str, Any]:
