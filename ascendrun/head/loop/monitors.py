@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +18,10 @@ from ascendrun.head.loop.live_jobs import LiveJobs
 from ascendrun.head.loop.operations import Operations
 from ascendrun.head.loop.steps import JobSteps
 from ascendrun.head.loop.watch import LoopWatch
+from ascendrun.head.protocol.agent_bootstrap import why_lost
 from ascendrun.head.state.state_dir import PULSE_NAME, clock_now, read_pulse
 from ascendrun.node.files import write_json
+from ascendrun.text.format import grouped
 
 if TYPE_CHECKING:
     from ascendrun.head.loop.examiner import Examiner
@@ -107,16 +109,22 @@ class ReachabilityMonitor:
                 watch = self._watches[job_id] = ReachabilityWatch(unreachable_hosts(self._steps.events_of(job_id)))
             changes = watch.update(_liveness(runner), now_s=now_s)
             if changes:
-                attempt, at_s = runner.job.attempt, time.time()
-                self._steps.record(
-                    job_id, [Event(code, hosts=hosts, attempt=attempt, at_s=at_s) for code, hosts in changes]
-                )
+                self._steps.record(job_id, [event for change in changes for event in _events(runner, *change)])
 
 
 def _liveness(runner: JobRunner) -> Mapping[str, str]:
     """Return liveness by host. A connection that was never up counts as alive, so its host is omitted."""
     links = [(host, runner.link(host)) for host in runner.job.hosts]
     return {host: link.liveness() for host, link in links if link.is_up or link.liveness() != "ALIVE"}
+
+
+def _events(runner: JobRunner, code: str, hosts: tuple[str, ...]) -> Iterator[Event]:
+    """Return the events of one change: one for each reason."""
+    is_lost = code == "unreachable"
+    reasons = grouped((why_lost(runner.link(host).first_error) if is_lost else "", host) for host in hosts)
+    at_s = time.time()
+    for why, alike in reasons.items():
+        yield Event(code, {"why": why} if is_lost else {}, tuple(alike), attempt=runner.job.attempt, at_s=at_s)
 
 
 class PulseWriter:

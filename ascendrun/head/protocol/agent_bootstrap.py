@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ascendrun.core import errors
@@ -179,6 +179,44 @@ def is_permanent(error: errors.AscendrunError) -> bool:
         error,
         (errors.AuthenticationError, errors.HostKeyUnknownError, errors.HostKeyChangedError, errors.AgentVersionError),
     )
+
+
+WHY_LOST: Mapping[str, str] = {
+    "agent.unreachable": "no-reply",
+    "agent.connection-closed": "connection-ended",
+    "agent.connection-lost": "connection-ended",
+    "ssh.connection-ended": "connection-ended",
+    "ssh.connection-failed": "connection-ended",
+    "ssh.connection-lost": "connection-ended",
+    "agent.login-ended": "not-started",
+    "agent.start-timeout": "not-started",
+    "agent.not-installed": "not-started",
+    "agent.no-python": "not-started",
+    "agent.invalid-data": "invalid-data",
+    "agent.internal": "internal",
+    "ssh.refused": "refused",
+    "ssh.openssh-refused": "refused",
+}
+"""By the key of an error, or of a text in it, why a host is unreachable."""
+
+
+def why_lost(error: errors.AscendrunError | None) -> str:
+    """Return the code of why a host is unreachable: of WHY_LOST, else that of the error. None: it does not reply."""
+    if error is None:
+        return "no-reply"
+    told = next((WHY_LOST[text.key] for text in _texts(error.message) if text.key in WHY_LOST), error.code)
+    return "not-connected" if told == errors.UnreachableError.code else told
+
+
+def _texts(message: object) -> Iterator[Text]:
+    """Return a message and the texts among its values."""
+    if isinstance(message, Text):
+        yield message
+        for value in message.values.values():
+            yield from _texts(value)
+    elif isinstance(message, (list, tuple)):
+        for value in message:
+            yield from _texts(value)
 
 
 def closed(host: str) -> errors.UnreachableError:

@@ -106,6 +106,8 @@ class AgentConnection:
         self.login = agent_bootstrap.Login()
         self.peer_address: str | None = None
         self.last_error: AscendrunError | None = None
+        self.first_error: AscendrunError | None = None
+        """The first one since it was connected: why it was lost. None: it is connected, or was not lost."""
         self._backend, self._image, self._listener = backend, image, listener
         self._connecting, self._sending = connecting, sending
         self._lock = threading.Lock()
@@ -348,8 +350,9 @@ class AgentConnection:
                 return
             self._info, self.login = info, login
             self.peer_address = self._connection.peer_address if self._connection else None
-            self.is_up, self._is_connecting, self.failures, self.last_error = True, False, 0, None
-            self._boot_deadline_mono, self._rest_s = None, 0.0
+            self.is_up, self._is_connecting, self.failures = True, False, 0
+            self.last_error = self.first_error = self._boot_deadline_mono = None
+            self._rest_s = 0.0
         self._listener.on_up(self)
         self._pump()
 
@@ -362,7 +365,7 @@ class AgentConnection:
             self._boot_deadline_mono = None
             self._epoch += 1
             self.failures += 1
-            self.last_error = error
+            self.last_error, self.first_error = error, self.first_error or error
             self._retry_mono = time.monotonic() + _retry_after_s(self.failures, error)
             connection, self._connection, self._stream = self._connection, None, None
             lost, self._pending = list(self._pending.values()), {}

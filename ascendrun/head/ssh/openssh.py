@@ -357,7 +357,15 @@ OUTPUTS: Sequence[tuple[str, type[errors.UnreachableError], str, str, str, str]]
         "fix the file and check it: ssh -G {host}",
     ),
     (
-        r"Connection refused|timed out|No route|Network is unreachable",
+        r"Connection refused",
+        errors.UnreachableError,
+        "ssh.openssh-refused",
+        "{host} ({endpoint}): {line}",
+        "ssh.openssh-connect.hint",
+        "check the host, sshd and firewalls: ssh -v {host}",
+    ),
+    (
+        r"timed out|No route|Network is unreachable",
         errors.UnreachableError,
         "ssh.openssh-line",
         "{host} ({endpoint}): {line}",

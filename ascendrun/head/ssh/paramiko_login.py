@@ -403,4 +403,6 @@ def _failure(address: str, error: OSError, waited_s: float) -> Text:
     if isinstance(error, socket.timeout):
         return Text("ssh.no-reply", "{address}: no reply within {limit_s:.1f} s", address=address, limit_s=waited_s)
     why = (error.strerror or str(error)).lower()
+    if isinstance(error, ConnectionRefusedError):
+        return Text("ssh.refused", "{address}: {error}", address=address, error=why)
     return Text("ssh.connect-failed", "{address}: {error}", address=address, error=why)

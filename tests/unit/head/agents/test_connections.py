@@ -16,7 +16,7 @@ from ascendrun.head.agents.connections import COMMAND, MAGIC, Connections
 from ascendrun.head.loop.operations import Operations
 from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol import remote
-from ascendrun.head.protocol.agent_bootstrap import LOGIN_BYTES, AgentBootstrap, AgentImage, is_permanent
+from ascendrun.head.protocol.agent_bootstrap import LOGIN_BYTES, AgentBootstrap, AgentImage, is_permanent, why_lost
 from ascendrun.head.protocol.agent_messages import Exec, ExecReply, Ping, Pong
 from ascendrun.head.protocol.remote import FLOOD_FRAMES, AgentConnection, Reply, read_reply
 from ascendrun.head.ssh.transport import COMMAND_ENDED, Receiver, StreamClosedError
@@ -135,6 +135,19 @@ def test_an_agent_whose_first_message_comes_before_open_returns_has_started(monk
     late = connect()
     late.tick()
     assert "did not start" in str(late.last_error), "without it the limit holds"
+
+
+def test_why_a_host_was_lost_is_the_first_error_until_it_is_connected_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = connect({"event": "hello", "protocol": wire.PROTOCOL, **HELLO})
+    assert link.first_error is None
+    with monkeypatch.context() as gone:
+        gone.setattr(remote, "UNREACHABLE_S", -1.0)
+        gone.setattr(OtherAgent, "connect", Nowhere.connect)
+        link.tick()
+        link.connect()
+    assert (link.failures, why_lost(link.last_error), why_lost(link.first_error)) == (2, "not-connected", "no-reply")
+    link.connect()
+    assert link.is_up and link.first_error is None
 
 
 def test_an_agent_that_rests_is_expected_later(monkeypatch: pytest.MonkeyPatch) -> None:
