@@ -124,7 +124,7 @@ class World:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(relay, "DIRECT", 2)
     monkeypatch.setattr(relay, "FAN_OUT", 2)
-    monkeypatch.setattr(node_relay, "IDLE_S", 1.0)
+    monkeypatch.setattr(node_relay, "IDLE_S", 10.0)  # longer than a reader needs to come, on a machine with other work
     return World(tmp_path, relay.RELAY_BYTES)
 
 
@@ -189,15 +189,16 @@ def test_this_machine_sends_to_few_hosts_and_they_to_the_others(world: World) ->
 
 
 def test_a_source_that_has_nothing_yet_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_s, takes, are_many = node_relay.TAKE_S, list[str](), threading.Event()
     monkeypatch.setattr(node_relay, "TAKE_S", 0.1)
-    takes, are_many = list[str](), threading.Event()
 
     def hold_back(host: str, request: Any) -> None:
         takes.extend([host] * isinstance(request, Take))
         if len(takes) > 4 * len(HOSTS):
+            node_relay.TAKE_S = take_s  # a handshake may take longer than 0.1 s
             are_many.set()
         if isinstance(request, PutTree) and request.offset is not None:
-            are_many.wait(10.0)
+            are_many.wait(60.0)
             are_many.set()
 
     world.begun = hold_back
