@@ -68,8 +68,9 @@ class Head(World):
         super().restart()
 
     def until(self, is_so: Callable[[], bool]) -> None:
+        """Those answers that came before, each second while another head had its turn, do not count."""
         self.turn()
-        for _ in range(20):
+        for _ in range(20 + self.calls.qsize()):
             if is_so():
                 return
             self.calls.get(timeout=60.0)()
@@ -105,6 +106,10 @@ class Shared:
 
     def settle(self) -> None:
         self.clock.now += SETTLE_S
+
+    def has_granted(self) -> bool:
+        with self.server._lock:
+            return any(one.hosts for session in self.board._sessions.values() for one in session.answers.values())
 
 
 @pytest.fixture
@@ -318,7 +323,7 @@ def test_a_grant_of_a_host_that_was_drained_since_is_not_used(heads: tuple[Head,
     job, queue = one.job(N1), one.context.queue
     assert queue is not None
     one.turn()
-    while not any(one.hosts for session in shared.board._sessions.values() for one in session.answers.values()):
+    while not shared.has_granted():
         time.sleep(0.01)
     drain(shared.folder, N1)
     while not queue.drains:  # the reply repeats the grant
