@@ -14,7 +14,7 @@ import pytest
 from conftest import CODE, start_cluster
 from scenes import Scene
 
-from tests.lib.vcluster.processes import await_true
+from tests.lib.vcluster.processes import await_that, await_true
 from tests.lib.vcluster.spec import root_home
 
 WRAPPER = f'#!/bin/sh\nPYTHONPATH={CODE} exec {sys.executable} -m ascendrun "$@"\n'
@@ -127,17 +127,17 @@ def test_the_queue_of_the_head_is_listed_on_the_laptop(laptop):
     server = cluster.host_popen("node1", argv, env=environ)
     try:
         job = laptop.start(laptop.job("shown", "print", "ready", "beat-on", "/tmp/enough", hosts=["node3"]))
-        assert await_true(lambda: laptop.state(job) == "RUNNING", deadline_s=60.0)
+        laptop.await_state(job, "RUNNING")  # a new server grants nothing for 10 s
 
         def rows() -> list[Any]:
             done = laptop.run_here("ps", "--all-users", "-o", "json")
             listed = json.loads(done.stdout)["jobs"] if done.returncode == 0 else []  # else: no connection in time
             return [(row["user"], row["job"], row["state"]) for row in listed]
 
-        assert await_true(lambda: rows() == [("root", job, "RUNNING")], deadline_s=60.0), rows()
+        await_that(lambda: rows() == [("root", job, "RUNNING")], lambda: str(rows()))
         assert f"root  -        {job}" in laptop.run_here("ps", "--all-users").stdout
         assert laptop.run_here("stop", f"root/{job}", "--now").returncode == 0
-        assert await_true(lambda: laptop.state(job) == "STOPPED", deadline_s=60.0)
+        laptop.await_state(job, "STOPPED")
     finally:
         settings.unlink()
         server.terminate()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ascendrun.cluster import standby
 from ascendrun.cluster.heads import other_head
 from ascendrun.cluster.standby import CONNECT_S, Role, find_head
 from ascendrun.core.errors import UnreachableError
@@ -44,7 +45,8 @@ def test_a_machine_that_does_not_respond_is_not_awaited_when_the_other_is_the_he
     assert other_head(Settings(Path("/nowhere"), head="u@a, u@b"), is_of_machine=False) == "u@b"
 
 
-def test_without_a_lease_the_higher_term_has_the_jobs(roles: Any) -> None:
+def test_without_a_lease_the_higher_term_has_the_jobs(roles: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby, "CONNECT_S", 60)  # a shell may take longer to start than a machine is waited for
     roles(a='["store", 1]', b='["store", 2]')
     assert find_head(["u@a", "u@b"]) == "u@b"
     assert find_head(["u@a"], lambda: Role("store", 2)) is None
