@@ -51,7 +51,7 @@ def seconds_in(state_dir: Path) -> list[int]:
 
 @pytest.fixture
 def keepers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], SampleIngest]]:
-    monkeypatch.setattr(sample_ingest, "CLOSE_S", DEADLINE_S)  # its process imports for long on a machine with other work
+    monkeypatch.setattr(sample_ingest, "CLOSE_S", DEADLINE_S)  # its process may take long to start
     with ExitStack() as made:
 
         def make() -> SampleIngest:
