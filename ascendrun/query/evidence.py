@@ -25,8 +25,8 @@ from ascendrun.head.spool.metrics_reader import newest_values
 from ascendrun.head.spool.spool_files import StreamFiles, find_streams
 from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.state_dir import read_host_facts, spool_dir
+from ascendrun.health.device_facts import device_addresses, device_facts
 from ascendrun.health.diagnosis import evidence as given
-from ascendrun.health.diagnosis.lines.devices import device_addresses, device_facts
 from ascendrun.health.elastic_error import error_lines
 from ascendrun.health.flight_recorder import Recorded, read_dump
 from ascendrun.node.records import read_events

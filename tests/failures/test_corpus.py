@@ -108,6 +108,8 @@ def test_a_wrong_reason_is_never_called_certain_whatever_is_lost_or_added(seed: 
         ("memory_ran_out_and_the_emergency_save_failed", 125),
         ("a_refused_lock_was_handled_and_then_no_number", 5),
         ("a_python_of_another_version_on_one_node", 18),
+        ("agents_of_one_node_do_not_reach_the_root", 13),
+        ("agents_of_one_node_do_not_reach_the_root", 28),
     ],
 )
 def test_variations_that_were_wrong_and_certain(stem: str, seed: int) -> None:

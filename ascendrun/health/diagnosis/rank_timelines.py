@@ -144,7 +144,8 @@ def _without(timeline: RankTimeline, common: Container[str]) -> RankTimeline:
     kept = []
     for suspect in timeline.indicators:
         line = f"exception|{suspect.key}" if suspect.code == "exception" else ""
-        if not line and "type" not in suspect.values and suspect.proofs:
+        is_bare = timeline.chain is not None and timeline.chain.kind == "bare"
+        if not line and suspect.proofs and (is_bare or "type" not in suspect.values):
             line = result.same_line(suspect.code, suspect.proofs[0].line)
         if line not in common:
             kept.append(suspect)

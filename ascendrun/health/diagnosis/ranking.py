@@ -101,8 +101,8 @@ def _told_of(
     known = [proof.line for proof in winner.proofs]
     is_general = winner.code == "exception" and class_of(str(winner.values.get("type", ""))).depth < 0
     logged = [(one, line) for one in first for line in one.details[:MOST_DETAILS] if line.text.strip() not in known]
-    is_open = is_general or winner.code == "exit-code"
-    proofs = [result.proof_of(evidence, line, one.rank) for one, line in logged if is_open]
+    is_plain = is_general or winner.code in alike("by-exit-code")
+    proofs = [result.proof_of(evidence, line, one.rank) for one, line in logged if is_plain]
     coded = [*known, *said, *(line.text for one in first for line in one.plog)]
     lines = [*(proof.line for proof in proofs), *coded]
     advice = next((match[1] for match in map(wording("advice").search, said) if match is not None), "")
@@ -152,7 +152,7 @@ def choose(candidates: Sequence[Suspect], timelines: Sequence[RankTimeline]) -> 
     that ended without output before all others had a reason is not a consequence of them, nor are the few that did so
     with another code."""
     credible = [one for one in candidates if one.is_credible] or list(candidates)
-    ends = [one for one in candidates if one.code == "exit-code" and one not in credible]
+    ends = [one for one in candidates if one.code in alike("by-exit-code") and one not in credible]
     before = [one for one in ends if all(surely_before(one.at, other.at, by_s=MUTE_S) for other in credible)]
     mute = [one for one in ends if one in before or _is_outlier(one, credible, timelines)]
     if mute:

@@ -66,6 +66,9 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
         hints, of, value = [texts["hint"]], diagnosis.domain, value_of("conclusions", diagnosis.code)
         doing, waited = (first_text([f"{of}.{values.get(key)}"], lang) for key in ("doing", "waited"))
         if diagnosis.code == "exception":
+            if values.get("where") == "?":
+                said = {"who": values["who"], "reason": values["message"]}
+                texts["message"] = listed("diagnosis.failed-first", **said).render(lang)
             texts["cause"], hints = _of_exception(diagnosis, values, lang, texts["cause"], advice)
         elif is_open(diagnosis.code) and "outside" not in (of, "" if value is None else value.domain):
             peers = first_text(["peers"], lang) if diagnosis.given.get("PEERS") else []
@@ -131,7 +134,7 @@ def _of_exception(
 
 def _sentence(diagnosis: Diagnosis, part: str, values: Mapping[str, str], lang: str) -> str:
     """Return a part: that of the signal or exit code, else of the code; "" without one."""
-    kind, value = ("exit-code", "code") if diagnosis.code == "exit-code" else ("signal", "signal")
+    kind, value = ("exit-code", "code") if diagnosis.code in alike("by-exit-code") else ("signal", "signal")
     english = translations("en")
     for key in (f"diagnosis.{kind}.{diagnosis.values.get(value, '')}.{part}", f"diagnosis.{diagnosis.code}.{part}"):
         if key in english:

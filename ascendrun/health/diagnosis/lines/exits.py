@@ -87,6 +87,7 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence, *, missed_a_child: bo
     others = {"": "exit-code", "SIGKILL": "killed", "SIGINT": "interrupted"}
     code = "crash" if name in alike("crashes") else others.get(name, "terminated")
     last = _last_output(evidence, rank) if code in ("exit-code", "crash") else ()
+    code = "error-line" if code == "exit-code" and last and says(last[-1].line, "logged-error") else code
     crashes = named_pids(evidence.host(rank.host).dmesg, "crashed") if code == "crash" else {}
     kernel = tuple(proof_of(evidence, line, rank) for pid, line in crashes.items() if pid == rank.pid)
     return replace(
@@ -98,7 +99,7 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence, *, missed_a_child: bo
         role=TEARDOWN if rank.stopped else CAUSE,
         key=name or str(rank.code),
         sure=code == "killed",
-        is_vague=code in ("exit-code", "killed", "crash", "terminated"),
+        is_vague=code in alike("vague-ends"),
     )
 
 

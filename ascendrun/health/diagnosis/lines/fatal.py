@@ -13,8 +13,8 @@ from ascendrun.ascend.vocabularies import alike, is_kind, is_of_several, says, s
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.lines import rank_lines
 from ascendrun.health.diagnosis.lines.exits import is_signal, signal_of
-from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised, same_exception
-from ascendrun.health.diagnosis.result import CAUSE, CONSEQUENCE, SYMPTOM, TEARDOWN, Suspect, without_quotes
+from ascendrun.health.diagnosis.lines.tracebacks import TORN_LINES, Chain, Raised, bare_chains, same_exception
+from ascendrun.health.diagnosis.result import CAUSE, CONSEQUENCE, CREDIBLE, SYMPTOM, TEARDOWN, Suspect, without_quotes
 
 MESSAGE_CHARACTERS = 1000
 MESSAGE_LINES = 15
@@ -28,7 +28,7 @@ class Fatal(rank_lines.RankLines):
 
     def __init__(self, evidence: Evidence, rank: RankEvidence, lines: Sequence[Line], plog: Sequence[Line]) -> None:
         super().__init__(evidence, rank, lines, plog)
-        self.chain = self._find()
+        self.chain = self._find() or self._find_bare()
         self.role = None if self.chain is None else self.role_of(self.chain)
 
     def _find(self) -> Chain | None:
@@ -47,6 +47,25 @@ class Fatal(rank_lines.RankLines):
         led, last = before[-1], own[-1]
         kind = "thread" if led.kind == "thread" else last.kind
         return Chain((*led.leading, *last.leading), kind=kind, is_argued=led.is_argued or last.is_argued)
+
+    def _find_bare(self) -> Chain | None:
+        """Return the last exception that a line near the end names without a traceback, a cause if there is any;
+        further from the end only if no known line elsewhere is the cause."""
+        if self.rank.stopped or not (self.rank.code or (self.rank.inner and not self.rank.has_ended)):
+            return None
+        places = range(len(self.lines))[-rank_lines.AFTERWARDS_LIMIT :]
+        near = (at for at in reversed(places) if self.is_terminal(at))
+        causes = {hit.line for hit in self.hits if hit.signature.role == CAUSE and hit.signature.strength >= CREDIBLE}
+        known = {at for at in causes if self.is_terminal(at)}
+        found = [
+            one for one in self._bare(near) if one.last in places[-TORN_LINES:] or known <= {*self.message_of(one.root)}
+        ]
+        own = [one for one in found if self.role_of(one) == CAUSE and not says(one.root.text, "points-elsewhere")]
+        return next(iter([*own, *found]), None)
+
+    def _bare(self, places: Iterable[int]) -> Iterable[Chain]:
+        taken = {one.last for chain in self.chains for one in chain.raised}
+        return bare_chains(self.lines, (at for at in places if at not in taken))
 
     def _led_to(self, earlier: Chain, chain: Chain) -> bool:
         """Return whether an uncaught exception follows from an earlier one: it refers to that, or that is of a helper
@@ -115,6 +134,8 @@ class Fatal(rank_lines.RankLines):
     def is_last_output(self, chain: Chain) -> bool:
         """Return whether it ended the rank: no work after it, no later exception, no signal from outside."""
         later = [other for other in self.chains if other.last > chain.last and other.kind in ("main", "torn")]
+        bare = self._bare(range(chain.last + 1, len(self.lines)))
+        later += (one for one in bare if one.rank != chain.rank or one.last > chain.last + TORN_LINES)
         was_ended = self.rank.stopped or is_signal(self.rank, "from-outside")
         if was_ended or self.torn[-1:] > [chain.last] or any(self.role_of(other) != TEARDOWN for other in later):
             return False
@@ -168,7 +189,7 @@ class Fatal(rank_lines.RankLines):
         was_handled = self._was_handled(chain)
         shown = self._most_specific(chain, role)
         values = _values_of(chain, shown=shown)
-        is_torn = chain.kind == "torn" and last.at_s is None
+        is_torn = chain.kind in ("torn", "bare") and last.at_s is None
         has_other = not self._left_the_program(chain) and self._has_known_after(chain)  # it may have ended the rank
         is_aside = chain.kind == "thread" or is_torn or has_other
         unsure = not self.is_last_output(chain) or was_handled or is_aside or chain.is_argued

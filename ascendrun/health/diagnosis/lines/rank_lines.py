@@ -16,7 +16,7 @@ from ascendrun.ascend.vocabularies import alike, class_of, is_kind, is_try, is_w
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence, moment
-from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised, read_chains, same_exception
+from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised, bare_chains, read_chains, same_exception
 
 _BARE = re.compile(r"[\d.]+|localhost")
 AFTERWARDS_LINES, AFTERWARDS_LIMIT = 12, 200
@@ -132,7 +132,8 @@ class RankLines:
         """Return known lines (by `same_line`) and exceptions after which the rank kept running; of a rank that failed,
         those long before its last work."""
         named = [(result.same_line(hit.signature.code, hit.text), hit.line) for hit in self.hits]
-        named += [(f"exception|{same_exception(chain)}", chain.last) for chain in self.chains]
+        bare = bare_chains(self.lines, (index for index, line in enumerate(self.lines) if "Error: " in line.text))
+        named += [(f"exception|{same_exception(chain)}", chain.last) for chain in (*self.chains, *bare)]
         return frozenset(name for name, index in named if self._has_survived(index))
 
     def _has_survived(self, index: int) -> bool:

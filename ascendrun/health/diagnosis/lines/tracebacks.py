@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ascendrun.ascend.vocabularies import alike, says, wording
+from ascendrun.ascend.vocabularies import alike, is_warning, says, wording
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.result import normalised
 
-_PREFIX = re.compile(r"^(?:\[(?:rank(?P<rank>\d+)\]:?|[A-Za-z_]*\d+\]:)[ ]?)+")
+_PREFIX = re.compile(r"^(?:\[(?:rank(?P<rank>\d+)\]:?|[A-Za-z_]*\d+\]:) ?|\((?:[\w.:-]+ )*pid=\d+[^)]*\) ?)+")
 TRACEBACK_HEAD = "Traceback (most recent call last)"
 _BOX = ("│", "╭", "╰", "└", "┌")
 _PREFIXED = re.compile(r'^(?!\s*File )(?P<prefix>\S.{2,120}?)\s\sFile "[^"]+", line \d+')
 _TRACEBACK, _FRAME, _BOXED_FRAME = map(wording, ("traceback", "frame", "boxed-frame"))
-_SURE, _ANY = wording("exception"), wording("name-and-message")
-_LOGGED = r"(?:E? +|\s+|.{0,160}?\b(?:ERROR|CRITICAL|FATAL)\b.{0,120}?[\s:|\]-]\s*)"
-_BEHIND = re.compile(_LOGGED + _SURE.pattern.lstrip("^"))
-"""An exception that a program indented or logged, or pytest."""
+_SURE, _ANY, _BARE = wording("exception"), wording("name-and-message"), wording("bare-exception")
 _DURING = "During handling of the above exception, another exception occurred"
 _DIRECT = "The above exception was the direct cause of the following exception"
 _INSTALLED = re.compile(r"-packages/|lib/python3[\d.]*/|<frozen ")
 FRAME_INDENT = 2
-TORN_LINES = 8
+TORN_LINES, WRAPPED_LINES, WRAPPED_FROM = 8, 4, 60
 NOISE_LIMIT = 60
 """Maximum number of unrelated lines inside a traceback; with more it counts as torn."""
 
@@ -66,7 +63,7 @@ class Raised:
 @dataclass(frozen=True)
 class Chain:
     """Exceptions that led to each other, the first cause first. `rank`: named by a "[rank3]:" prefix.
-    `kind`: main, thread, ignored (Python printed it and continued), torn (its traceback is incomplete).
+    `kind`: main, thread, ignored (Python printed it and continued), torn (its traceback is incomplete), bare (without).
     `begins`, `ends`: the part that led to the end: earlier ones were handled, later ones failed in handling it.
     `is_argued`: this part is uncertain."""
 
@@ -104,9 +101,9 @@ def same_exception(chain: Chain) -> str:
 
 
 def split_prefix(text: str) -> tuple[str | None, int | None, str]:
-    """Return ("[rank3]:", 3, rest) for lines of torch, ("[default0]:", None, rest) for lines of torchrun; (None, None,
-    text) for others."""
-    found = _PREFIX.match(text) if text[:1] == "[" else None
+    """Return ("[rank3]:", 3, rest) for lines of torch, ("[default0]:", None, rest) for those of torchrun and behind the
+    "(name pid=9)" of Ray and vLLM; (None, None, text) for others."""
+    found = _PREFIX.match(text) if text[:1] in ("[", "(") else None
     if found is None:
         return None, None, text
     return found.group().rstrip(), None if found["rank"] is None else int(found["rank"]), text[found.end() :]
@@ -125,6 +122,26 @@ def read_chains(lines: Sequence[Line]) -> tuple[tuple[Chain, ...], list[int]]:
         found.extend(replace(chain, rank=rank) for chain in parser.chains())
         torn.extend(parser.torn)
     return tuple(sorted(found, key=lambda chain: chain.last)), sorted(torn)
+
+
+def bare_chains(lines: Sequence[Line], places: Iterable[int]) -> Iterator[Chain]:
+    """Yield the exceptions that lines at these places name without a traceback, behind any prefix; with the next lines
+    if the message is wrapped."""
+    for at in places:
+        _, rank, text = split_prefix(lines[at].text)
+        found = _BARE.search(text)
+        if found is None or is_warning(text) or says(text, "less", "went-on", "of-launcher"):
+            continue
+        whole = [found["message"] or found["quoted"]]
+        for line in lines[at + 1 : at + WRAPPED_LINES]:
+            after = split_prefix(line.text)[2]
+            if len(text) < WRAPPED_FROM or not says(after, "wrapped"):
+                break
+            text = after
+            whole.append(after.strip())
+        message = " ".join(whole)
+        raised = Raised(found["type"], message, None, says(message, "transport"), at, at)
+        yield Chain((raised,), rank=rank, kind="bare")
 
 
 class _Parser:
@@ -175,9 +192,9 @@ class _Parser:
         return max(end, at + 1)
 
     def _take_torn(self, at: int) -> bool:
-        """Take an exception whose traceback lost its head: frames are shortly before it, or nothing else follows."""
-        text, is_near_end = self._group[at][1], at + TORN_LINES > len(self._group)
-        found = _SURE.match(text) or (_BEHIND.match(text) if is_near_end else None)
+        """Take an exception whose traceback lost its head: frames are shortly before it."""
+        text = self._group[at][1]
+        found = _SURE.match(text)
         if found is None or not found.group("message"):
             return False
         if self._heads and self._was_taken(at):
@@ -185,11 +202,9 @@ class _Parser:
             places = self._unended
         else:
             before = [_FRAME.match(text) for _, text in self._group[max(0, at - TORN_LINES) : at]]
-            frames = [frame for frame in before if frame is not None]
-            rest = self._group[at + 4 : at + 1 + TORN_LINES]  # behind three more lines of its message
-            if (not frames and any(text.strip() for _, text in rest)) or self._was_taken(at):
+            places = [frame for frame in before if frame is not None]
+            if not places or self._was_taken(at):
                 return False
-            places = frames
         self._close()
         whole = self._with_next(at, text, (found.group("type"), found.group("message")))
         self._chains.append(Chain((self._raised(at, at, whole, places),), kind="torn"))
