@@ -299,20 +299,21 @@ def _compiled(key: str) -> Pattern[str]:
     return re.compile(key)
 
 
-_REPORTED = re.compile(
-    r"(?:\bE[A-Z0-9]\d{4}:?\s?\[PID[^\]]*\]\s?\S*\s*(?:\(E\w{5}\):)?|\b\w+\(E\w{5}\):|^\s+(?=\S.*\[FUNC))"
-    r"\s*(?P<text>\S.{10,300}?)(?:\.?\[FUNC|$)"
-)
-_KERNEL = re.compile(r"\b(?P<text>fault kernel_name=[^\s,]+)")
-
-
 def cann_detail(lines: Iterable[str]) -> str:
     """Return the kernel that CANN names as the failed one, else what its reports and their trace have behind the error
     id: the first that is more than that a call failed, without the place in CANN's sources; "" if there is neither."""
-    texts = tuple(lines)
-    kernels, reports = ([*filter(None, map(pattern.search, texts))] for pattern in (_KERNEL, _REPORTED))
-    found = kernels or sorted(reports, key=lambda one: "ailed" in one["text"])
-    return str(found[0]["text"]) if found else ""
+    reports: list[str] = []
+    in_trace = False
+    for text in lines:
+        kernel = wording("failed-kernel").search(text)
+        if kernel is not None:
+            return str(kernel["text"])
+        found = wording("cann-report").search(text)
+        if found is None and in_trace:
+            found = wording("cann-trace").match(text)
+        reports += [] if found is None else [next(filter(None, found.groups()))]
+        in_trace = "TraceBack (most recent call last)" in text or (in_trace and text[:1].isspace())
+    return next(iter(sorted(reports, key=lambda one: "ailed" in one)), "")
 
 
 @cache

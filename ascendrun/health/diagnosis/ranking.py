@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ascendrun.ascend.peer_messages import LOST
-from ascendrun.ascend.vocabularies import alike, cann_detail, class_of, phase_of, wording
+from ascendrun.ascend.signatures import signature_of
+from ascendrun.ascend.vocabularies import alike, cann_detail, class_of, is_open, phase_of, wording
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.candidates import candidates_of, joined, merged, strongest_symptom
 from ascendrun.health.diagnosis.classes import classified, code_value
@@ -111,7 +112,11 @@ def _told_of(
     waits = Counter(one.waited for one in timelines if one.waited and (winner.rules or not winner.strength))
     waited = next((kind for kind, _ in waits.most_common(1) if kind != LOST or not winner.strength), "")
     doing = phase_of("\n".join(one.frames for one in timelines if one.waited)) if waited else ""
-    found = {"advice": advice, "detail": detail, "waited": waited, "doing": doing}
+    row, printed = signature_of(winner.code), [line for one in first for line in (*one.rank.lines, *one.plog)]
+    is_stock = is_open(winner.code) or (row is not None and (row.family, row.role) == ("cann", result.SYMPTOM))
+    steps = (wording("vendor-solution").search(line.text) for line in printed if is_stock and not winner.rules)
+    solution = next((match["text"] for match in steps if match is not None), "")
+    found = {"advice": advice, "solution": solution, "detail": detail, "waited": waited, "doing": doing}
     return proofs, {key: text for key, text in found.items() if text}
 
 

@@ -60,7 +60,8 @@ def who(ranks: tuple[int, ...], hosts: tuple[str, ...], labels: Mapping[int, str
 def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> Description:
     fits = {**diagnosis.given, "domain": diagnosis.domain}
     misfit = [values["misfit"]] if "misfit" in values else []
-    advice = [listed("diagnosis.advice", advice=values["advice"]).render(lang)] if "advice" in values else []
+    told = (name for name in ("advice", "solution") if name in values)
+    advice = [listed(f"diagnosis.{name}", **{name: values[name]}).render(lang) for name in told]
     if f"diagnosis.{diagnosis.code}.message" in translations("en"):
         texts = {part: _sentence(diagnosis, part, values, lang) for part in ("message", "cause", "hint")}
         hints, of, value = [texts["hint"]], diagnosis.domain, value_of("conclusions", diagnosis.code)
