@@ -34,7 +34,7 @@ def expand(evidence: Evidence) -> Evidence:
     """Return evidence by the real ranks if their launchers report them; otherwise unchanged."""
     if evidence.launcher not in LAUNCHERS:
         return evidence
-    parts = [_expand_process(one, is_alone=len(evidence.ranks) == 1) for one in evidence.ranks]
+    parts = [_expand_process(one, evidence) for one in evidence.ranks]
     if not any(parts):
         return evidence
     unique: dict[int, RankEvidence] = {}
@@ -50,23 +50,36 @@ def expand(evidence: Evidence) -> Evidence:
     )
 
 
-def _expand_process(process: RankEvidence, *, is_alone: bool) -> tuple[RankEvidence, ...]:
+def _expand_process(process: RankEvidence, evidence: Evidence) -> tuple[RankEvidence, ...]:
     """Return the ranks of a launcher's process, () if it reports none."""
+    is_alone = len(evidence.ranks) == 1
     found_ends = find_torchrun_ends(process.lines) or find_reported_ends(process.lines, is_alone=is_alone)
     ends = {end.rank: end for end in found_ends}
     by_rank: dict[int | None, list[Line]] = {}
     for line in process.lines:
         by_rank.setdefault(split_prefix(line.text)[1], []).append(line)
     loose = by_rank.pop(None, [])
-    if not ends and not by_rank:  # one process of one rank: torch and torch_npu name it in their reports
-        found = wording("own-rank").findall("\n".join(line.text for line in loose))
-        named = {int(rank) for numbers in found for rank in numbers if rank}
+    are_warnings = all(is_warning(split_prefix(line.text)[2]) for lines in by_rank.values() for line in lines)
+    if not ends and are_warnings:  # one process of one rank: torch and torch_npu name it in their reports
+        found = wording("own-rank").findall("\n".join(line.text for line in process.lines))
+        named = {int(rank) for numbers in found for rank in numbers if rank} or _labelled(process, evidence)
         return tuple(replace(process, rank=rank) for rank in named) if len(named) == 1 else ()
     numbers = sorted({*ends, *(rank for rank in by_rank if rank is not None)})
-    are_warnings = all(is_warning(line.text) for lines in by_rank.values() for line in lines)
     owners = _owners(ends, loose) if are_warnings and any(end.is_root for end in ends.values()) else ()
     inner = (ends.get(number) or InnerEnd(number) for number in numbers)
     return tuple(_inner(process, end, by_rank.get(end.rank, []), loose if end.rank in owners else ()) for end in inner)
+
+
+def _labelled(process: RankEvidence, evidence: Evidence) -> set[int]:
+    """Return the ranks that the labels of error lines name. A local rank, or the number of a device, is of this node,
+    of which each has as many ranks."""
+    texts = [line.text for line in process.lines if says(line.text, "logged-error", "traceback", "bare-exception")]
+    found = [label for label in map(wording("rank-label").search, texts) if label is not None]
+    each, rest = divmod(evidence.world_size, len(evidence.ranks))
+    first = 0 if len(evidence.ranks) == 1 else None if rest or each < 2 else process.rank * each
+    local = {int(label["local"] or label["device"]) for label in found if not label["rank"]}
+    ranks = {int(label["rank"]) for label in found if label["rank"]}
+    return ranks or (set() if first is None else {first + number for number in local})
 
 
 def _owners(ends: Mapping[int, InnerEnd], loose: Sequence[Line]) -> tuple[int, ...]:
