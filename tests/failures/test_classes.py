@@ -99,11 +99,21 @@ def test_a_vocabulary_names_known_domains(name: str) -> None:
         ("aclrtSynchronizeStream failed, error code is 507899, retCode=0x25; EL0004: no memory", "device-memory"),
         ("HcclAllreduce, error code is 4; Resource_Error_Insufficient_Device_Memory(EI0011)", "device-memory"),
         ("[ERROR] HCCL(9,python):2026-11-20 [a.cc:27] [9][InitChannelStage][VersionConflict]differs", "environment"),
+        ("n1:4:5 [0] transport/net_ib.cc:90 NCCL WARN the queue is gone; unhandled cuda error", "network"),
+        ("n1:4:5 [0] transport/p2p.cc:90 NCCL WARN the handle is gone; unhandled system error", "device"),
+        ("n1:4:5 [0] graph/xml.cc:90 NCCL WARN no path to the card; internal error - please report", "environment"),
+        ("n1:4:5 [0] graph/xml.cc:90 NCCL WARN Duplicate GPU detected", "program"),
+        ("n1:4:5 [0] NCCL INFO graph/xml.cc:90 -> 2; n1:4:5 [0] misc/socket.cc:9 NCCL WARN gone", "network"),
     ],
 )
 def test_the_deepest_code_of_a_message_gives_its_domain(text: str, domain: str) -> None:
     found = deepest(values_in(text))
     assert found is not None and found.domain == domain
+
+
+def test_the_file_of_a_warning_of_nccl_is_never_a_proof() -> None:
+    (found,) = values_in("n1:4:5 [0] proxy.cc:90 NCCL WARN the operation did not end")
+    assert found.domain == "network" and not found.is_hard
 
 
 @pytest.mark.parametrize(

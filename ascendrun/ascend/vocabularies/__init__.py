@@ -228,6 +228,9 @@ def values_in(text: str) -> Iterator[Value]:
     pattern, values = _phrases()
     for found in pattern.finditer(text):
         yield values[found.group()]
+    if "NCCL WARN" in text:
+        files = (value_of("nccl", name) for name in wording("nccl-file").findall(text))
+        yield from (value for value in files if value is not None)
 
 
 def value_of_title(title: str, key: str) -> Value | None:
