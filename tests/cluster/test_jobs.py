@@ -77,6 +77,7 @@ def test_ranks_meet_over_the_interface_that_leads_to_the_addresses_of_the_hostfi
     (scene.folder / "fast.hosts").write_text("".join(f"node{n} slots=1 addr={prefix}{n + 1}\n" for n in (1, 2)))
     job = scene.start(path)
     scene.await_state(job, "SUCCEEDED")
+    await_that(lambda: scene.is_drained(job), "every byte is here")
     text = b"".join(scene.on_head(job, "rank-*.out.0").values()).decode()
     assert text.count(json.dumps(["fast0", f"{prefix}2"])) == 2 and f"met {prefix}3" in text
 

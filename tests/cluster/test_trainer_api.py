@@ -61,6 +61,8 @@ def losses(scene: Scene, job: str) -> dict[int, dict[int, float]]:
 
 
 def model_of(scene: Scene, job: str) -> dict[str, torch.Tensor]:
+    fetched = lambda: [one["code"] for one in scene.show(job)["events"]].count("outputs-fetched")  # noqa: E731
+    await_that(fetched, "nothing else waits for the outputs")
     (file,) = (scene.ascendrun.state_dir / "outputs" / job).rglob("model.pt")
     weights: dict[str, torch.Tensor] = torch.load(file)
     return weights
@@ -70,6 +72,7 @@ def model_of(scene: Scene, job: str) -> dict[str, torch.Tensor]:
 def test_a_killed_rank_restarts_the_job_which_ends_as_if_it_had_not_been_killed(scene: Scene) -> None:
     straight = submit(scene, "straight")
     scene.await_state(straight, "SUCCEEDED", deadline_s=END_S)
+    await_that(lambda: scene.is_drained(straight), "every byte is here")
     whole = losses(scene, straight)[1]
     assert len(whole) > 2 * KILLED_AFTER
 
@@ -77,6 +80,7 @@ def test_a_killed_rank_restarts_the_job_which_ends_as_if_it_had_not_been_killed(
     await_that(lambda: max(losses(scene, killed).get(1, {}), default=0) >= KILLED_AFTER, "steps", deadline_s=END_S)
     os.kill(scene.ranks_of(killed, "node2")[0], signal.SIGKILL)
     scene.await_state(killed, "SUCCEEDED", deadline_s=END_S)
+    await_that(lambda: scene.is_drained(killed), "every byte is here")
     by_attempt = losses(scene, killed)
     assert sorted(by_attempt) == [1, 2] and 1 < min(by_attempt[2]) <= 1 + max(by_attempt[1])
     assert {**by_attempt[1], **by_attempt[2]} == whole
