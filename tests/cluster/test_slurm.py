@@ -139,9 +139,9 @@ def test_ranks_outlive_the_steps_of_the_links_which_come_back(scene):
     found = [step.split()[0] for step in steps if step.split()[1] == "link"]
     assert len(found) == 2, steps
     scene.slurm("scancel", *found)
-    assert await_true(lambda: not links & {one.pid for one in scene.links()}, deadline_s=20.0)
+    assert await_true(lambda: not links & {one.pid for one in scene.links()}, deadline_s=60.0)
     assert ranks <= set(scene.everywhere(job))
-    assert await_true(lambda: len(scene.links()) == len(links), deadline_s=10.0)  # each with its fork
+    assert await_true(lambda: len(scene.links()) == len(links), deadline_s=60.0)  # each with its fork
     scene.enough()
     scene.await_state(job, "SUCCEEDED")
     scene.await_free()
@@ -155,7 +155,7 @@ def test_the_allocation_of_a_job_that_is_over_ends_without_its_controller(scene)
     scene.await_line(job, "ready", count=4)
     assert scene.everywhere(job)
     kill(controllers(scene.cluster, scene.ascendrun.state_dir), signal.SIGKILL)  # no command follows
-    assert await_true(lambda: not scene.links(), deadline_s=20.0)
+    assert await_true(lambda: not scene.links(), deadline_s=60.0)
     assert len(slurm.allocations(scene.cluster)) == 1 and scene.everywhere(job)
     scene.enough()
 
@@ -175,8 +175,8 @@ def test_a_job_waits_with_the_reason_of_slurm_and_starts_when_there_is_room(scen
     holder = scene.slurm("sbatch", "--parsable", "-N4", "--exclusive", "--output=/dev/null", "--wrap=sleep 600").strip()
     never = scene.launch("never", *ENDLESS, nodes=9)
     waits = scene.launch("waits", "print", "x", nodes=1, engine="whole")
-    assert await_true(lambda: {"allocation-never", "slurm-never"} <= set(scene.codes(never)), deadline_s=30.0)
-    assert await_true(lambda: {"slurm-pending", "slurm-expected"} & set(scene.codes(waits)), deadline_s=30.0)
+    assert await_true(lambda: {"allocation-never", "slurm-never"} <= set(scene.codes(never)), deadline_s=60.0)
+    assert await_true(lambda: {"slurm-pending", "slurm-expected"} & set(scene.codes(waits)), deadline_s=60.0)
     scene.ascendrun("stop", never)
     scene.slurm("scancel", holder)
     scene.ascendrun("stop", first, "--now")
@@ -222,7 +222,7 @@ def test_spare_nodes_are_nodes_of_the_allocation_and_a_drained_one_is_replaced_b
     scene.await_line(job, "ready", count=2)
     before, (node,) = slurm.allocations(scene.cluster), scene.show(job)["nodes"]
     linked = "--nodelist=node1", "--nodelist=node2"
-    assert await_true(lambda: all(word in str(scene.links()) for word in linked), deadline_s=20.0), scene.links()
+    assert await_true(lambda: all(word in str(scene.links()) for word in linked), deadline_s=60.0), scene.links()
     assert scene.ascendrun("drain", node["host"], "--now", env=scene.env).returncode == 0
     scene.await_line(job, "ready", count=4)
     (other,) = scene.show(job)["nodes"]

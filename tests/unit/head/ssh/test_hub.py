@@ -203,10 +203,14 @@ def test_a_child_after_a_fork_serves_its_connections_with_threads_of_its_own(hub
     ours = Connection(next_hub())
     child = os.fork()
     if child == 0:
-        theirs = Connection(next_hub())
-        theirs.get(b"x")
-        theirs.close()
-        os._exit(0 if theirs.has_ended.wait(PATIENCE_S) and theirs.got == b"x" else 1)
+        code = 1
+        try:
+            theirs = Connection(next_hub())
+            theirs.get(b"x")
+            theirs.close()
+            code = 0 if theirs.has_ended.wait(PATIENCE_S) and theirs.got == b"x" else 1
+        finally:
+            os._exit(code)  # else the child would run the tests that follow
     assert os.waitpid(child, 0)[1] == 0
     answers(ours)
     close(ours)
