@@ -35,6 +35,8 @@ LINE_LIMIT = 16 * 1024
 """Number of characters of a line that are searched."""
 CHUNK_CHARACTERS = 256 * 1024
 _NAME = re.compile(r"\{([a-z_]+)\}")
+_CLAUSE = re.compile(r" ?[(（][^()（）]*[)）]|(?<=.)(?:: |：)[^:：]*$")
+"""What may be omitted of a sentence: brackets, and what follows a colon."""
 _ERROR_CODE = re.compile(r"E(?:RR)?[0-9A-Z][0-9]{4}")
 _STEMS = (
     "rror", "fail", "Fail", "nvalid", "not ", "n't ", "Signal", "denied", "imed out", "support", "nable",
@@ -93,11 +95,15 @@ class Signature:
     also: tuple[str, ...] = ()
 
     def words(self, lang: str = "en", values: Mapping[str, str] | None = None) -> Description:
-        """Return the texts in `lang`, with each {name} replaced by its value, or by "…" without one."""
+        """Return the texts in `lang`, with each {name} replaced by its value: a clause without one is omitted, a whole
+        sentence has "…". `values` None: of any line, so with all clauses."""
+        known = values or {}
 
         def text(part: str, english: str) -> str:
             template = template_of(f"signature.{self.code}.{part}", english, lang)
-            return _NAME.sub(lambda place: (values or {}).get(place[1], "…"), template)
+            if values is not None:
+                template = _CLAUSE.sub(lambda one: one[0] if {*_NAME.findall(one[0])} <= {*known} else "", template)
+            return _NAME.sub(lambda place: known.get(place[1], "…"), template)
 
         english = self.english
         return Description(text("message", english.message), text("cause", english.cause), text("hint", english.hint))

@@ -16,7 +16,7 @@ from ascendrun.text import listed, translations
 
 SHORT = 40
 """Characters: no hint sets a variable to a longer value."""
-_STEPS = re.compile("; |；")
+_STEPS = re.compile("(?:; |；)(?=(?:[^`]*`[^`]*`)*[^`]*$)")  # not in a command
 _ASSIGNED = re.compile(r"\b([A-Z][A-Z0-9_]{3,})=([\w.:/-]+)")
 _COMMAND = re.compile(r"(?: ?[(（]`[A-Z]+`[)）])|`[^`]+`")
 _PLACE = re.compile(r"(?<![\w$-])[A-Z]+\b(?![_.=])")

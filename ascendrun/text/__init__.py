@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from functools import cache
 from typing import Any, Callable, TypeVar
 
-from ascendrun.text.format import SEPARATOR, SPECIAL, UNKNOWN
+from ascendrun.text.format import SEPARATOR, SPECIAL, UNKNOWN, excerpt
 
 LANGUAGES = ("en", "zh")
 PSEUDO = "pseudo"
@@ -111,6 +111,11 @@ def fill(key: str, english: str, values: Mapping[str, Any], *, lang: str | None 
 
     filled = _PLACE.sub(put, template_of(key, english, lang))
     return _space(filled) if lang == "zh" else filled
+
+
+def quoted(values: Mapping[str, str | Rendered], lang: str) -> dict[str, str]:
+    """Return values as they are shown in a sentence: messages in a language, and parts of a program's output."""
+    return {name: excerpt(one if isinstance(one, str) else one.render(lang)) for name, one in values.items()}
 
 
 def _space(text: str) -> str:

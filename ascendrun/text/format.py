@@ -16,6 +16,9 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
 
+_BLANKS = re.compile(r"[ \t]{2,}")
+_GNU_QUOTES = re.compile(r"`([^`'\s]+)'")
+
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -57,6 +60,18 @@ def label_ranks(ranks: Iterable[int], labels: Mapping[int, str]) -> str:
     split = (labels.get(rank, str(rank)).rpartition("/") for rank in sorted(set(ranks)))
     named = grouped((role + slash, int(number)) for role, slash, number in split)
     return ",".join(f"{role}{fold_numbers(numbers)}" for role, numbers in named.items())
+
+
+def excerpt(text: str, most: int | None = None, *, tail: int = 0) -> str:
+    """Return a part of a program's output to be quoted: single blanks, `x' as 'x', no half of a pair of quotes. Of more
+    than `most` characters the first, and with `tail` the last."""
+    text = _GNU_QUOTES.sub(r"'\1'", _BLANKS.sub(" ", text))
+    if most is not None and len(text) > most:
+        text = f"{text[: most - tail].rstrip()} … {text[-tail:].lstrip()}" if tail else text[:most]
+    for mark in '`"':
+        head, _, rest = text.rpartition(mark)
+        text = head + rest if text.count(mark) % 2 else text
+    return text.strip()
 
 
 def format_bytes(size: float) -> str:

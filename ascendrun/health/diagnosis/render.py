@@ -13,8 +13,8 @@ from ascendrun.ascend.signatures import Description, scan, signature_of, stronge
 from ascendrun.ascend.vocabularies import alike, is_of_several, is_open, says, value_of
 from ascendrun.health.diagnosis.result import Diagnosis, Proof, Role
 from ascendrun.health.hints import first_text, fitting, fixes_of, is_owned, served_by
-from ascendrun.text import Rendered, Text, fill, language, listed, translations
-from ascendrun.text.format import label_ranks
+from ascendrun.text import Rendered, Text, fill, language, listed, quoted, translations
+from ascendrun.text.format import excerpt, label_ranks
 
 MESSAGE_CHARACTERS, TAIL_CHARACTERS, DETAIL_CHARACTERS = 300, 120, 240
 """Of a message next to the text of its signature; a message without a signature is not shortened."""
@@ -25,15 +25,15 @@ NOT_RESTARTED = listed("diagnosis.not-restarted")
 def render(diagnosis: Diagnosis, lang: str | None = None) -> Diagnosis:
     """Render strings in a language (None: the process's); evidence, caveats, anomalies and outcome stay texts."""
     lang = lang or language()
-    plain = {name: one if isinstance(one, str) else one.render(lang) for name, one in diagnosis.values.items()}
+    plain = quoted(diagnosis.values, lang)
     values = {"who": who(diagnosis.ranks, diagnosis.hosts, diagnosis.labels).render(lang), **plain}
-    if diagnosis.code != "exception" and len(values.get("message", "")) > MESSAGE_CHARACTERS:
-        start, end = values["message"][: MESSAGE_CHARACTERS - TAIL_CHARACTERS], values["message"][-TAIL_CHARACTERS:]
-        values["message"] = f"{start.rstrip()} … {end.lstrip()}"  # the end often has the reason
+    if diagnosis.code != "exception" and "message" in values:  # its end often has the reason
+        values["message"] = excerpt(values["message"], MESSAGE_CHARACTERS, tail=TAIL_CHARACTERS)
     sentences = _sentences(diagnosis, values, lang)
     message = sentences.message
     if "detail" in values:
-        message = listed("diagnosis.detail", message=message, detail=values["detail"][:DETAIL_CHARACTERS]).render(lang)
+        detail = excerpt(values["detail"], DETAIL_CHARACTERS)
+        message = listed("diagnosis.detail", message=message, detail=detail).render(lang)
     return replace(
         diagnosis,
         values=plain,
@@ -147,7 +147,7 @@ def _short(code: str, values: Mapping[str, str | Rendered], lang: str, role: Rol
     """Return the message of a code, without ranks and hosts; that of the first failure is above."""
     if role is Role.INITIATING:
         return FIRST.render(lang)
-    plain = {name: one if isinstance(one, str) else one.render(lang) for name, one in values.items()}
+    plain = quoted(values, lang)
     key = f"diagnosis.end.{code}"
     if key in translations("en"):
         return fill(key, translations("en")[key], plain, lang=lang)

@@ -192,8 +192,8 @@ def culprit_of_hccl(edges: Edges, reports: Sequence[Edge]) -> Found | None:
             ranks, hosts = [rank for who, _ in tied for rank in who], [str(place) for _, place in tied]
             caveats = "two-named" if len(tied) > 1 else None
             return Found(ranks, naming, f"hccl-culprit-{part or 'lost'}", hosts=hosts, caveats=caveats)
-    address, device = reports[0].message.addresses[0]
-    return Found((), reports, caveats="address-unknown", values={"address": f"{address}/{device}"})
+    peer, device = reports[0].message.addresses[0]
+    return Found((), reports, caveats="address-unknown", values={"peer": peer, "device": f"{device}"})
 
 
 def stuck(edges: Edges, reports: Sequence[Edge]) -> Found | None:
