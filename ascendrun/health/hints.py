@@ -85,6 +85,8 @@ class Classified(Protocol):
     def phase(self) -> str: ...
     @property
     def why(self) -> tuple[Value, ...]: ...
+    @property
+    def given(self) -> Mapping[str, str]: ...
 
 
 def fixes_of(found: Classified, lang: str, *, of_domain: bool = True) -> list[str]:
@@ -98,6 +100,12 @@ def fixes_of(found: Classified, lang: str, *, of_domain: bool = True) -> list[st
     is_alone = of_domain and not exact
     wide = [f"{domain}.{found.scope}"] * (is_alone or found.scope in ("host", "group")) + [domain] * is_alone
     return exact + first_text(wide, lang)
+
+
+def pair_of(found: Classified, lang: str) -> list[str]:
+    """Return what to install where two packages do not fit (health.package_pairs)."""
+    is_of_packages = found.domain in alike("of-packages")
+    return first_text([f"pair.{found.given.get('PAIR')}"] if is_of_packages else [], lang)
 
 
 def is_owned(found: Classified) -> bool:

@@ -16,7 +16,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
 
-_BLANKS = re.compile(r"[ \t]{2,}")
+_BLANKS = re.compile(r"(?<=\S)[ \t]{2,}")
 _GNU_QUOTES = re.compile(r"`([^`'\s]+)'")
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

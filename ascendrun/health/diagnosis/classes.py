@@ -30,6 +30,7 @@ from ascendrun.health.diagnosis.lines.tracebacks import module_of
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import Confidence, Diagnosis, Proof, Suspect
+from ascendrun.health.package_pairs import is_of_versions
 from ascendrun.text import listed
 
 READ_RANKS = 4
@@ -59,7 +60,8 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
     whole = "\n".join((*(proof.line for proof in winner.proofs), *printed))
     told += (value for read in vocabularies.GIVE_THE_FIX for value in read(whole))
     is_wide = scope == "all" or is_whole  # software differs between hosts, not between the ranks of one
-    if is_wide and any(_is_of_versions(text, one) for one in first for text in one.said):
+    raised = ((text, one.frames, one.chain.final if one.chain else None) for one in first for text in one.said)
+    if is_wide and any(is_of_versions(text, frames, final) for text, frames, final in raised):
         told.append(Value("exceptions", "versions", "environment", depth=2, is_family=True, fix="versions"))
     values = _ordered(told, phase)
     is_local = is_whole and bool(values) and _is_of_the_host(values[0])
@@ -180,24 +182,6 @@ def _others_passed(winner: Suspect, timelines: Sequence[RankTimeline]) -> bool |
     if not ends or any(surely_before(end, winner.at, by_s=-PASSED_S) for end in ends):
         return False
     return all(surely_before(winner.at, end, by_s=PASSED_S) for end in ends) or None
-
-
-def _is_of_versions(text: str, one: RankTimeline) -> bool:
-    """Return whether an exception tells that two packages or the driver do not fit: a package without an attribute that
-    is not the program's own, or a library that passes another one arguments that it does not have."""
-    if says(text, "driver-version"):
-        return True
-    missing = wording("no-attribute").search(text)
-    if missing is not None:
-        own = re.compile(rf"/{missing[1]}[/.]").search
-        return all(says(line, "library") or own(line) is None for line in one.frames.splitlines())
-    raised = None if one.chain is None else one.chain.final
-    if raised is None or not raised.below:
-        return False
-    is_between = len(set(wording("package").findall("\n".join(raised.below)))) > 1 and "NoneType" not in text
-    return says(text, "unexpected-argument") or (
-        is_between and raised.short_type in vocabularies.alike("between-packages")
-    )
 
 
 def _seen_on(winner: Suspect, evidence: Evidence, first: Sequence[RankTimeline]) -> Iterator[Value]:

@@ -19,6 +19,7 @@ from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Proof, Role, Suspect
 from ascendrun.health.diagnosis.wait_rules import FEW_SHARE, blame_waiting
 from ascendrun.health.hints import named_in
+from ascendrun.health.package_pairs import pair_in
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts
 
@@ -124,12 +125,14 @@ def _given_of(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimel
     """Return what a hint may name: of the job, the first rank, its message, and the short variables of its host."""
     first = next((one for one in timelines if one.rank.rank in winner.ranks and one.rank.rank >= 0), None)
     told = first.said if first is not None and first.said else [proof.line for proof in winner.proofs]
-    below = "" if first is None or first.chain is None else "\n".join(first.chain.final.below[::-1])
-    packages = wording("package").findall("\n".join((*told, below)))
+    last = None if first is None or first.chain is None else first.chain.final
+    packages = wording("package").findall("\n".join((*told, *(last.below[::-1] if last else ()))))
     facts = evidence.host(winner.hosts[0]).facts if winner.hosts else {}
     between, versions = [*dict.fromkeys(packages[::-1])][:2], facts.get("packages", {})
+    where = str(winner.values.get("where", "?"))
     return {
         **named_in(told, {"accelerator": evidence.device_type, "launcher": evidence.launcher}, facts.get("environ")),
+        **pair_in(told, first.frames if first else "", versions, where, last.statement if last else ""),
         "JOB": evidence.job,
         "R": "" if first is None else str(first.rank.rank),
         "N": "" if first is None or first.rank.device is None else str(first.rank.device),

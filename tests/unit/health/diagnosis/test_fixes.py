@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from ascendrun.health.diagnosis import Diagnosis, Evidence, HostEvidence, Line, RankEvidence, diagnose, render
+from ascendrun.health.package_pairs import direction
 
 FRAMES = 'Traceback (most recent call last):\n  File "/job/train.py", line 12, in <module>\n    run()\n'
 PACKAGES = "/opt/py/lib/python3.11/site-packages"
@@ -202,3 +203,129 @@ def test_a_package_with_a_longer_name_is_another_one() -> None:
 
 def test_a_queue_of_an_engine_is_no_full_shared_memory() -> None:
     assert explain("No available shared memory broadcast block found in 60 seconds.").domain == "silent"
+
+
+# ---------------------------------------------------------------- two packages that do not fit
+
+INSTALLED = {"peft": "0.11.1", "trl": "0.9.4", "torch": "2.5.1+cpu", "transformers": "4.40.1"}
+
+
+@pytest.mark.parametrize(
+    ("output", "named"),
+    [
+        (  # pip
+            "ImportError: tensorpack 1.4.2 requires shardio<3,>=2.6, but you have shardio 2.1.0 which is incompatible.",
+            ["`shardio 2.1.0` is older than `tensorpack 1.4.2` requires", '`python -m pip install "shardio<3,>=2.6"`'],
+        ),
+        (  # transformers
+            "ImportError: shardio>=0.2,<0.5 is required for a normal functioning of this module, "
+            "but found shardio==0.5.",
+            ["`shardio 0.5`", '`python -m pip install "shardio>=0.2,<0.5"`'],
+        ),
+        (  # pkg_resources
+            "pkg_resources.ContextualVersionConflict: (shardio 8.1 (/opt/py/lib/python3.11/site-packages), "
+            "Requirement.parse('shardio<8'), {'tensorpack'})",
+            ["`shardio 8.1` is newer than `tensorpack` accepts", '"shardio<8"', "upgrade `tensorpack`"],
+        ),
+        (
+            "RuntimeError: CANN 8.0.RC3 requires driver >= 24.1, but the driver version is 23.0.6",
+            ["`CANN 8.0.RC3` requires `driver>=24.1`, and `driver 23.0.6` is there", "install `driver` in that range"],
+        ),
+        (
+            "RuntimeError: torch_npu 2.6.0 does not match torch 2.5.1",
+            ["`torch_npu 2.6.0` and `torch 2.5.1` do not belong together", "the `torch` of `torch_npu 2.6.0`"],
+        ),
+        (
+            "ImportError: fastops was built with torch 2.3.0, but torch 2.5.1 is installed",
+            ["`fastops` was built for another version than `torch 2.5.1`", '`python -m pip install "torch==2.3.0"`'],
+        ),
+        (
+            "ImportError: /lib64/libstdc++.so.6: version `GLIBCXX_3.4.29' not found (required by "
+            f"{PACKAGES}/fastops/_core.cpython-311-aarch64-linux-gnu.so)",
+            ["`fastops` requires `GLIBCXX_3.4.29`, and `/lib64/libstdc++.so.6` is older"],
+        ),
+        (
+            f"ImportError: {PACKAGES}/trl/_ops.cpython-311.so: undefined symbol: _ZN2at4_ops5zerosE",
+            ["`trl 0.9.4` was built for another version than `torch 2.5.1+cpu`", "`_ZN2at4_ops5zerosE`"],
+        ),
+    ],
+)
+def test_a_message_about_two_packages_names_both_with_their_versions_and_the_direction(
+    output: str, named: list[str]
+) -> None:
+    found = explain(FRAMES + output, packages=INSTALLED)
+    assert found.domain == "environment"
+    assert not [part for part in named if part not in found.hint], found.hint
+
+
+@pytest.mark.parametrize(
+    ("frames", "error", "named"),
+    [
+        (
+            frame("trl"),
+            "ImportError: cannot import name 'ShardPlan' from 'peft.plans' (/x/peft/plans.py)",
+            ["`trl 0.9.4` uses `ShardPlan`, which `peft 0.11.1`", '"peft>0.11.1"', '"peft<0.11.1"', "upgrade `trl`"],
+        ),
+        (
+            frame("trl") + frame("peft", "__getattr__"),
+            "AttributeError: module 'peft' has no attribute 'ShardPlan'",
+            ["`trl 0.9.4` uses `ShardPlan`, which `peft 0.11.1`", "upgrade `trl`"],
+        ),
+        (
+            "",
+            "ImportError: cannot import name 'ShardPlan' from 'peft.plans' (/x/peft/plans.py)",
+            ["`train.py:12` uses `ShardPlan`, which `peft 0.11.1`", '"peft<0.11.1"', "change that line"],
+        ),
+        (
+            frame("trl"),
+            "ImportError: cannot import name 'Rope' from 'fastops.rope' (/x/fastops/rope.py)",
+            ["`trl 0.9.4` uses `Rope`, which the installed `fastops` does not have", "upgrade `fastops`"],
+        ),
+        (  # the deepest frame calls
+            frame("trl") + frame("transformers"),
+            "TypeError: PlanTrainer.shard() got an unexpected keyword argument 'plan_size'",
+            ["`transformers 4.40.1` uses `plan_size`, which `trl 0.9.4` does not have", '"trl>0.9.4"'],
+        ),
+        (  # it only passes on what the frame above gave it
+            frame("trl") + frame("peft").replace("given.part", "inner(*args, **kwargs)"),
+            "TypeError: shard() got an unexpected keyword argument 'plan_size'",
+            ["`trl 0.9.4` uses `plan_size`, which `peft 0.11.1` does not have", '"peft>0.11.1"'],
+        ),
+        (
+            frame("transformers"),
+            "TypeError: MyModel.forward() got an unexpected keyword argument 'plan_size'",
+            ["`transformers 4.40.1` passes `plan_size` to `MyModel.forward()`", "older `transformers`"],
+        ),
+    ],
+)
+def test_the_caller_and_the_callee_are_of_the_frames(frames: str, error: str, named: list[str]) -> None:
+    found = explain(FRAMES + frames + error, packages=INSTALLED)
+    assert not [part for part in named if part not in found.hint], found.hint
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ImportError: cannot import name 'Plan' from partially initialized module 'peft' (a circular import)",
+        "AttributeError: 'Plan' object has no attribute 'size'",
+        "ModuleNotFoundError: No module named 'megatron.core'",
+    ],
+)
+def test_a_circle_an_object_and_a_source_tree_are_no_pair(error: str) -> None:
+    assert "-m pip install" not in explain(FRAMES + frame("trl") + error, packages=INSTALLED).hint
+
+
+@pytest.mark.parametrize(
+    ("has", "needs", "shown"),
+    [
+        ("2.1.0", ">=2.6,<3", "older"),
+        ("3.0", ">=2.6,<3", "newer"),
+        ("3.0.0", "<=3", "requires"),
+        ("1.9+cpu", "==2.0", "older"),
+        ("2.1", "==2.0.0", "newer"),
+        ("2.0.1", "~=2.0", "requires"),
+        ("2.0", "!=2.0", "requires"),
+    ],
+)
+def test_the_direction_follows_from_the_numbers(has: str, needs: str, shown: str) -> None:
+    assert direction(has, needs) == shown

@@ -1,0 +1,145 @@
+"""Two packages that do not fit: which one uses or requires what of the other, their versions, and the direction.
+
+    said, frames = ["cannot import name 'Plan' from 'peft.core'"], 'File "/x/site-packages/trl/a.py", line 3'
+    pair_in(said, frames, {"peft": "0.11.1"}, "train.py:3")
+    {"PAIR": "lacks", "CALLER": "trl", "CALLEE": "peft 0.11.1", "LACKS": "Plan", "ABOVE": "peft>0.11.1", …}
+
+The versions are those that a message or the host has; no other is ever proposed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from ascendrun.ascend.vocabularies import alike, lacking_in, read_table, says, value_of, wording
+
+_PACKAGE = re.compile(r"(?:site|dist)-packages/(?!_)([A-Za-z]\w*)(?=/|\.py\b|[.\w-]*\.so\b)")
+_BOUND = re.compile(r"([<>=!~]=?)\s?([\w.]+)")
+_PASSES = re.compile(r"\*args|\*\*kw")
+_LIBRARIES = {"torch": "torch", "torch-npu": "torch_npu", "cann-old": "CANN", "nnal": "NNAL", "driver": "driver"}
+"""Who provides a symbol, by the fix of its owner."""
+
+
+def pair_in(
+    texts: Sequence[str], frames: str, packages: Mapping[str, str | None], where: str, statement: str = ""
+) -> Mapping[str, str]:
+    """Return the kind of misfit (PAIR: the end of diagnosis.fix.pair.PAIR) and what its text names; {}: none is known.
+    `frames`: of the traceback, the deepest last; `packages`: versions on the host; `where`: the line of the program,
+    `statement`: the code that raised."""
+    for kind, patterns in read_table("package_pairs")["forms"].items():
+        for pattern in patterns:
+            found = next(filter(None, (re.search(pattern, text) for text in texts)), None)
+            if found is not None:
+                named = {name: text for name, text in found.groupdict().items() if text}
+                inside = [*dict.fromkeys(_PACKAGE.findall(frames)[::-1])]
+                if kind == "argument" and len(inside) > 1:  # the deepest only passes it on, or is the caller itself
+                    named["callee"] = inside[0 if _PASSES.search(statement) else 1]
+                return _places(kind, named, _Installed(packages), inside, where)
+    return {}
+
+
+class _Installed:
+    """Names of packages with their versions on the host."""
+
+    def __init__(self, packages: Mapping[str, str | None]) -> None:
+        self._packages = packages
+
+    def version(self, name: str) -> str:
+        return self._packages.get(name.replace("_", "-").lower()) or ""
+
+    def shown(self, name: str, version: str = "") -> str:
+        return f"{name} {version or self.version(name)}".strip()
+
+
+def _places(
+    kind: str, named: Mapping[str, str], installed: _Installed, inside: Sequence[str], where: str
+) -> Mapping[str, str]:
+    owner = next(lacking_in(f"undefined symbol: {named['lacks']}"), None) if kind == "symbol" else None
+    of_file = _PACKAGE.search(named.get("file", ""))
+    caller = named.get("caller") or (of_file[1] if of_file else named.get("file", "").rpartition("/")[2])
+    above = [one for one in inside if one != named.get("callee")]
+    caller = caller or (above[0] if above else "")
+    callee = named.get("callee") or ("" if owner is None else _LIBRARIES.get(owner.fix, ""))
+    has = named.get("has", "").rstrip(".,") or installed.version(callee)
+    needs = f"{callee}{named.get('needs', '')}".replace(" ", "").rstrip(".,")
+    kind = _kind_of(kind, named, caller=caller, callee=callee, has=has, is_inside=bool(inside) and not above)
+    release = has.partition("+")[0]
+    places = {
+        "PAIR": kind,
+        "CALLER": installed.shown(caller, named.get("caller_has", "")) or ("program" if where == "?" else where),
+        "CALLERNAME": caller,
+        "CALLEE": installed.shown(callee, has),
+        "CALLEENAME": callee,
+        "LACKS": named.get("lacks", "")[:80],
+        "FUNCTION": named.get("function", ""),
+        "NEEDS": needs,
+        "ABOVE": f"{callee}>{release}",
+        "BELOW": f"{callee}<{release}",
+        "SAME": f"{callee}=={named.get('built') or release}",
+    }
+    return places if kind else {}
+
+
+def _kind_of(kind: str, named: Mapping[str, str], *, caller: str, callee: str, has: str, is_inside: bool) -> str:
+    """Return the text that fits; "": none, or the owner of the module has a better one."""
+    is_known = kind == "lacks" and (is_inside or value_of("owners", callee) is not None)
+    if is_known or (kind == "argument" and not caller) or (kind == "symbol" and not (callee and has)):
+        return ""
+    if kind == "argument" and not callee:
+        return "argument"
+    if kind in ("lacks", "argument"):
+        return f"lacks{'' if has else '-unversioned'}{'' if caller else '-program'}"
+    if kind == "requires":
+        if callee.lower() in read_table("package_pairs")["not_pip"]:
+            return "not-pip"
+        return direction(has, named["needs"]) if caller else "requires"
+    return kind
+
+
+def direction(has: str, needs: str) -> str:
+    """Return "older" or "newer" for a version outside of a requirement, "requires" where the numbers do not show it."""
+    own = _numbers(has)
+    for sign, bound in _BOUND.findall(needs):
+        limit = _numbers(bound)
+        if own < limit and sign[0] in ">=~":
+            return "older"
+        if (own > limit and sign[0] in "<=") or (own == limit and sign == "<"):
+            return "newer"
+    return "requires"
+
+
+def _numbers(version: str) -> list[int]:
+    """Return the numbers of a release: 2.5.1+cpu as [2, 5, 1]; trailing zeros do not count."""
+    numbers = [int(one) for one in re.findall(r"\d+", re.split(r"[+a-zA-Z]", version)[0])]
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return numbers
+
+
+# ---------------------------------------------------------------- whether it is one of packages at all
+
+
+class Thrown(Protocol):
+    """An exception: its class without the module, and the files of its frames below the program's own."""
+
+    @property
+    def short_type(self) -> str: ...
+    @property
+    def below(self) -> Sequence[str]: ...
+
+
+def is_of_versions(text: str, frames: str, raised: Thrown | None) -> bool:
+    """Return whether an exception tells that two packages or the driver do not fit: a package without an attribute that
+    is not the program's own, or a library that passes another one arguments that it does not have."""
+    if says(text, "driver-version"):
+        return True
+    missing = wording("no-attribute").search(text)
+    if missing is not None:
+        own = re.compile(rf"/{missing[1]}[/.]").search
+        return all(says(line, "library") or own(line) is None for line in frames.splitlines())
+    if raised is None or not raised.below:
+        return False
+    is_between = len(set(wording("package").findall("\n".join(raised.below)))) > 1 and "NoneType" not in text
+    return says(text, "unexpected-argument") or (is_between and raised.short_type in alike("between-packages"))
