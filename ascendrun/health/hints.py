@@ -108,6 +108,12 @@ def pair_of(found: Classified, lang: str) -> list[str]:
     return first_text([f"pair.{found.given.get('PAIR')}"] if is_of_packages else [], lang)
 
 
+def limit_of(found: Classified, lang: str) -> list[str]:
+    """Return what to do about the limit that ended a wait (health.wait_limits)."""
+    is_wait = found.given.get("LIMITED") and found.domain in alike("waits")
+    return first_text(["ended-by"] if is_wait else [], lang)
+
+
 def is_owned(found: Classified) -> bool:
     """Return whether the fix is known by numbers or by the owner: it comes before what the program advises."""
     return any(one.vocabulary in alike("knows-best") and one.domain == found.domain for one in found.why)

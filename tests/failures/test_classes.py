@@ -21,7 +21,7 @@ from ascendrun.health.diagnosis.classes import failure_of, fingerprint_of
 
 CASES = [load(path) for path in case_files()]
 TABLES = sorted(path.stem for path in (Path(__file__).parents[2] / "ascendrun/ascend/vocabularies").glob("*.toml"))
-for name in ("wordings", "groups", "waits", "hints", "package_pairs"):  # no values
+for name in ("wordings", "groups", "waits", "hints", "package_pairs", "wait_limits"):  # no values
     TABLES.remove(name)
 
 

@@ -20,13 +20,14 @@ from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, 
 from ascendrun.health.diagnosis.wait_rules import FEW_SHARE, blame_waiting
 from ascendrun.health.hints import named_in
 from ascendrun.health.package_pairs import pair_in
+from ascendrun.health.wait_limits import limit_in
 from ascendrun.text import Text
-from ascendrun.text.format import fold_hosts
+from ascendrun.text.format import fold_hosts, fold_numbers
 
 CERTAIN_FROM = 60
 """A weaker reason is never reported as certain."""
 CLEARLY_S = 1.0
-MOST_DETAILS = 3
+MOST_DETAILS, MOST_WAITING = 3, 4
 MUTE_S = 0.3
 """Output is read in pieces: a line may have been written this long before it was received."""
 
@@ -129,17 +130,22 @@ def _given_of(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimel
     packages = wording("package").findall("\n".join((*told, *(last.below[::-1] if last else ()))))
     facts = evidence.host(winner.hosts[0]).facts if winner.hosts else {}
     between, versions = [*dict.fromkeys(packages[::-1])][:2], facts.get("packages", {})
-    where = str(winner.values.get("where", "?"))
+    where, environ = str(winner.values.get("where", "?")), facts.get("environ")
+    waiting = [one for one in timelines if one.waited][:MOST_WAITING]
+    reports = [*(proof.line for proof in winner.proofs), *(text for one in waiting for text in one.said)]
+    peers = _peers_of(timelines)
     return {
-        **named_in(told, {"accelerator": evidence.device_type, "launcher": evidence.launcher}, facts.get("environ")),
+        **named_in(told, {"accelerator": evidence.device_type, "launcher": evidence.launcher}, environ),
         **pair_in(told, first.frames if first else "", versions, where, last.statement if last else ""),
+        **limit_in([*told, *reports], "\n".join(one.frames for one in waiting), environ),
         "JOB": evidence.job,
         "R": "" if first is None else str(first.rank.rank),
         "N": "" if first is None or first.rank.device is None else str(first.rank.device),
         "HOST": fold_hosts(winner.hosts),
         "PACKAGE": "".join(packages[-1:]),
         "PACKAGES": ", ".join(" ".join(filter(None, (one, versions.get(one.replace("_", "-"))))) for one in between),
-        "PEERS": "" if winner.ranks else _peers_of(timelines),
+        "PEERS": "" if winner.ranks else peers,
+        "LATE": f"rank {fold_numbers(winner.ranks)}" if winner.rules and winner.ranks else peers,
     }
 
 

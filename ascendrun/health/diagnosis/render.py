@@ -12,7 +12,7 @@ from dataclasses import replace
 from ascendrun.ascend.signatures import Description, scan, signature_of, strongest
 from ascendrun.ascend.vocabularies import alike, is_of_several, is_open, says, value_of
 from ascendrun.health.diagnosis.result import Diagnosis, Proof, Role
-from ascendrun.health.hints import first_text, fitting, fixes_of, is_owned, pair_of, served_by
+from ascendrun.health.hints import first_text, fitting, fixes_of, is_owned, limit_of, pair_of, served_by
 from ascendrun.text import Rendered, Text, fill, language, listed, quoted, translations
 from ascendrun.text.format import excerpt, label_ranks
 
@@ -60,6 +60,7 @@ def who(ranks: tuple[int, ...], hosts: tuple[str, ...], labels: Mapping[int, str
 def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> Description:
     fits = {**diagnosis.given, "domain": diagnosis.domain}
     misfit = [*([values["misfit"]] if "misfit" in values else []), *pair_of(diagnosis, lang)]
+    limit = limit_of(diagnosis, lang)
     told = (name for name in ("advice", "solution") if name in values)
     advice = [listed(f"diagnosis.{name}", **{name: values[name]}).render(lang) for name in told]
     if f"diagnosis.{diagnosis.code}.message" in translations("en"):
@@ -73,8 +74,9 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
             texts["cause"], hints = _of_exception(diagnosis, values, lang, texts["cause"], advice)
         elif is_open(diagnosis.code) and "outside" not in (of, "" if value is None else value.domain):
             peers = first_text(["peers"], lang) if diagnosis.given.get("PEERS") else []
-            hints = [*peers, *fixes_of(diagnosis, lang), *waited, *hints]
-        return Description(texts["message"], texts["cause"], fitting([*misfit, *doing, *hints, *waited], fits, lang))
+            hints = [*peers, *fixes_of(diagnosis, lang), *(limit or waited), *hints]
+        hint = fitting([*misfit, *doing, *hints, *(limit or waited)], fits, lang)
+        return Description(texts["message"], texts["cause"], hint)
     signature = signature_of(diagnosis.code)
     if signature is None:
         sentence = listed("diagnosis.failed-first", who=values["who"], reason=diagnosis.code)
@@ -96,7 +98,7 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
     is_vague = is_open(diagnosis.code) or signature.role == "symptom" or bool(served_by(diagnosis))
     hints = [*advice, *fixes, known.hint] if is_vague else [*advice, known.hint, *fixes]
     hints = [*fixes, *advice] if is_owned(diagnosis) else hints
-    hint = fitting([*misfit, *hints], fits, lang) or fitting(fixes_of(diagnosis, lang), fits, lang)
+    hint = fitting([*misfit, *hints, *limit], fits, lang) or fitting(fixes_of(diagnosis, lang), fits, lang)
     return Description(sentence.render(lang), known.cause, hint)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from ascendrun.health.diagnosis import Diagnosis, Evidence, HostEvidence, Line, RankEvidence, diagnose, render
 from ascendrun.health.package_pairs import direction
+from ascendrun.health.wait_limits import limit_in
 
 FRAMES = 'Traceback (most recent call last):\n  File "/job/train.py", line 12, in <module>\n    run()\n'
 PACKAGES = "/opt/py/lib/python3.11/site-packages"
@@ -329,3 +330,84 @@ def test_a_circle_an_object_and_a_source_tree_are_no_pair(error: str) -> None:
 )
 def test_the_direction_follows_from_the_numbers(has: str, needs: str, shown: str) -> None:
     assert direction(has, needs) == shown
+
+
+# ---------------------------------------------------------------- the limit that ended a wait
+
+
+@pytest.mark.parametrize(
+    ("output", "limit", "after"),
+    [
+        (
+            "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 1/2 clients joined.",
+            "init_process_group(timeout=...)",
+            "15 min 1 s",
+        ),
+        (
+            "torch.distributed.DistNetworkError: The client socket has timed out after 300000ms while trying to "
+            "connect to (10.4.0.9, 29511).",
+            "init_process_group(timeout=...)",
+            "5 min",
+        ),
+        (
+            "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to "
+            "complete",
+            "init_process_group(timeout=...)",
+            "30 min",
+        ),
+        (
+            "[rank0]:[E1122 03:00:01.551 ProcessGroupHCCL.cpp:616] [Rank 0] Watchdog caught collective operation "
+            "timeout: WorkHCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=64, NumelOut=64, Timeout(ms)=1836000) ran for "
+            "1836029 milliseconds before timing out.",
+            "init_process_group(timeout=...)",
+            "30 min 36 s",
+        ),
+        ("RuntimeError: Rank 1 failed to pass monitoredBarrier in 45000 ms", "monitored_barrier(timeout=...)", "45 s"),
+        (
+            "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
+            "torchrun --rdzv-conf=join_timeout=SECONDS",
+            "",
+        ),
+        ("ray.exceptions.GetTimeoutError: Get timed out: some object(s) not ready.", "ray.get(..., timeout=...)", ""),
+    ],
+)
+def test_the_limit_that_ended_the_wait_is_named_with_its_value(output: str, limit: str, after: str) -> None:
+    found = explain(FRAMES + output if "Error" in output.partition(":")[0] else output)
+    shown = f"`{limit}` ended the wait (`{after}`)" if after else f"`{limit}` ended the wait:"
+    assert shown in found.hint and "only if what they waited for" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("texts", "frames", "limit", "after"),
+    [
+        (["ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress"], "", "TORCH_NCCL_", "8 min"),
+        (
+            ["[TaskExecStage][Timeout] hccl fftsplus task timeout occurred, timeout:30min(default)"],
+            "",
+            "HCCL_EXEC_TIMEOUT",
+            "30 min",
+        ),
+        (["EI0002: Notify register times out"], "", "HCCL_EXEC_TIMEOUT", "20 min"),
+        (["topo exchange server get socket timeout! timeout[120 s]"], "", "HCCL_CONNECT_TIMEOUT", "2 min"),
+        (
+            ["wait timeout after 60000ms"],
+            'File "/x/accelerate/state.py"',
+            "InitProcessGroupKwargs(timeout=...)",
+            "1 min",
+        ),
+        (["wait timeout after 60000ms"], 'File "/x/deepspeed/comm/torch.py"', "deepspeed.init_distributed(", "1 min"),
+        (
+            ["Cannot provide a placement group of 4 devices within 1800 seconds"],
+            "",
+            "ray.get(placement_group",
+            "30 min",
+        ),
+        (["fit() got an unexpected keyword argument 'timeout'"], "", "", ""),
+    ],
+)
+def test_a_library_sets_the_limit_by_an_option_of_its_own(
+    texts: list[str], frames: str, limit: str, after: str
+) -> None:
+    found = limit_in(texts, frames, {"HCCL_EXEC_TIMEOUT": "1200"})
+    assert found.get("LIMITED", "").startswith(limit) and found.get("AFTER", "") == after
+    assert bool(found) == bool(limit)
