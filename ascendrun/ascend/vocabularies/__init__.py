@@ -240,11 +240,15 @@ def value_of_title(title: str, key: str) -> Value | None:
 
 
 def concepts_in(text: str) -> Iterator[Value]:
-    """Yield what the nouns of a text suggest, the first of the table first; their keys are these nouns."""
+    """Yield what the nouns of a text suggest, the first of the table first; their keys are these nouns. A noun that is
+    only a part of a name (of an argument, a file, an option) is not what the text is about."""
+    named = [one.span() for one in wording("name").finditer(text)]
     for key, value in vocabulary("concepts").items():
-        found = _compiled(key).search(text)
-        if found is not None:
-            yield replace(value, key=found.group())
+        for found in _compiled(key).finditer(text):
+            start, end = found.span()
+            if not (found.group().isalpha() and any(first <= start and end <= last for first, last in named)):
+                yield replace(value, key=found.group())
+                break
 
 
 def lacking_in(text: str) -> Iterator[Value]:

@@ -411,3 +411,48 @@ def test_a_library_sets_the_limit_by_an_option_of_its_own(
     found = limit_in(texts, frames, {"HCCL_EXEC_TIMEOUT": "1200"})
     assert found.get("LIMITED", "").startswith(limit) and found.get("AFTER", "") == after
     assert bool(found) == bool(limit)
+
+
+# ---------------------------------------------------------------- what a message is about
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "invalid value timeout=-5 for the store",
+        "cannot parse option client.timeout: expected a number",
+        "failed to parse /data/checkpoint/socket/plan.yaml line 3",
+        "plan 'dataset' has no stages",
+        "/srv/jobs/deadlock/run.py: line 3 is not a stage",
+        "bad value for --socket-timeout",
+    ],
+)
+def test_a_part_of_a_name_is_not_what_a_message_is_about(message: str) -> None:
+    found = explain(f"{FRAMES}RuntimeError: {message}")
+    assert found.domain == "program" and "stacks" not in found.hint and "doctor" not in found.hint
+
+
+@pytest.mark.parametrize(
+    ("message", "domain"),
+    [
+        ("no heartbeat within the timeout of the store", "silent"),
+        ("the socket of the store is gone", "network"),
+        ("the dataset of stage 2 has no rows", "data"),
+    ],
+)
+def test_a_noun_of_the_message_still_decides(message: str, domain: str) -> None:
+    assert explain(f"{FRAMES}RuntimeError: {message}").domain == domain
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("unsupported key ecc_mode", "the message is about `ecc_mode`"),
+        ("stage_kind 'fused' is not supported", "the message is about `stage_kind`"),
+        ("unsupported operator type 'Mix' on this device", "replace the operation at that line"),
+        ("only stage 2 is possible with offload_stage", "(`offload_stage`) until its condition holds"),
+        ("Unrecognized class 'plan.Mixer' for this job", "nothing of that name (`plan.Mixer`)"),
+    ],
+)
+def test_a_common_hint_names_the_object_of_the_message(message: str, shown: str) -> None:
+    assert shown in explain(f"{FRAMES}RuntimeError: {message}").hint
