@@ -102,16 +102,18 @@ def fixes_of(found: Classified, lang: str, *, of_domain: bool = True) -> list[st
     return exact + first_text(wide, lang)
 
 
-def pair_of(found: Classified, lang: str) -> list[str]:
-    """Return what to install where two packages do not fit (health.package_pairs)."""
-    is_of_packages = found.domain in alike("of-packages")
-    return first_text([f"pair.{found.given.get('PAIR')}"] if is_of_packages else [], lang)
-
-
 def limit_of(found: Classified, lang: str) -> list[str]:
-    """Return what to do about the limit that ended a wait (health.wait_limits)."""
-    is_wait = found.given.get("LIMITED") and found.domain in alike("waits")
-    return first_text(["ended-by"] if is_wait else [], lang)
+    """Return what to do about the limit that ended a wait (health.wait_limits), where nothing else explains it."""
+    return first_text(["ended-by"] if found.given.get("LIMITED") and found.domain == "silent" else [], lang)
+
+
+def known_of(found: Classified, lang: str) -> list[str]:
+    """Return what to do first by the facts of the job: what to install where two packages do not fit
+    (health.package_pairs), which limit of a resource was reached, and that the disk was not full."""
+    pair = [f"pair.{found.given.get('PAIR')}"] if found.domain in alike("of-packages") else []
+    limits = [one.fix for one in found.why if one.vocabulary == "variants" and one.domain == found.domain]
+    room = ["has-room"] if found.given.get("FREE") and found.domain == "storage" else []
+    return first_text([*pair, *limits, *room], lang)
 
 
 def is_owned(found: Classified) -> bool:

@@ -30,7 +30,7 @@ def pair_in(
     `statement`: the code that raised."""
     for kind, patterns in read_table("package_pairs")["forms"].items():
         for pattern in patterns:
-            found = next(filter(None, (re.search(pattern, text) for text in texts)), None)
+            found = re.search(pattern, "\n".join(texts), re.M)
             if found is not None:
                 named = {name: text for name, text in found.groupdict().items() if text}
                 inside = [*dict.fromkeys(_PACKAGE.findall(frames)[::-1])]
@@ -91,11 +91,10 @@ def _kind_of(kind: str, named: Mapping[str, str], *, caller: str, callee: str, h
         return "argument"
     if kind in ("lacks", "argument"):
         return f"lacks{'' if has else '-unversioned'}{'' if caller else '-program'}"
-    if kind == "requires":
-        if callee.lower() in read_table("package_pairs")["not_pip"]:
-            return "not-pip"
+    is_for_pip = callee.lower() not in read_table("package_pairs")["not_pip"]
+    if kind == "requires" and is_for_pip:
         return direction(has, named["needs"]) if caller else "requires"
-    return kind
+    return {"requires": "not-pip", "built": "match"}.get(kind, kind) if not is_for_pip else kind
 
 
 def direction(has: str, needs: str) -> str:

@@ -43,6 +43,7 @@ SOFT = frozenset(
         "services",
         "statuses",
         "torch_npu",
+        "variants",
     }
 )
 """Vocabularies whose values are never certain."""
@@ -277,27 +278,45 @@ def _hosts_of_services() -> Pattern[str]:
 
 HELD_FROM = 0.3
 """Others hold memory of a device if it is more than this fraction of it: the runtime itself holds a few GiB."""
+FRAGMENTED_FROM = 0.1
+"""Memory is fragmented if this fraction of it, and what was requested, is reserved by the process and not in use."""
 _UNITS = {"K": 2.0**10, "M": 2.0**20, "G": 2.0**30}
 
 
 def measured_in(text: str) -> Iterator[Value]:
-    """Yield that other processes hold memory of the device: by what an allocator reports of the total, of what is free,
-    and of its own."""
+    """Yield that other processes hold memory of the device, or that the process's own is fragmented: by what an
+    allocator reports of the total, of what is free, and of its own."""
     sizes: dict[str, float] = {}
     for found in wording("memory-size").finditer(text):
         sizes.setdefault(str(found["before"] or found["after"]), float(found["size"]) * _UNITS[found["unit"]])
-    total, free, own = (next((sizes[one] for one in names if one in sizes), None) for names in _REPORTED_AS)
+    total, free, own, used, idle, tried = (
+        next((sizes[one] for one in names if one in sizes), None) for names in _REPORTED_AS
+    )
+    own = used + idle if own is None and used is not None and idle is not None else own
+    idle = own - used if idle is None and own is not None and used is not None else idle
     if total and free is not None and own is not None and total - free - own > HELD_FROM * total:
         yield Value("measured", "held by others", "device-memory", fix="memory-held")
+    elif total and idle is not None and idle > max(FRAGMENTED_FROM * total, tried or 0.0):
+        yield Value("measured", "fragmented", "device-memory", fix="fragmented")
 
 
 _REPORTED_AS = (
     ("total capacity", "total capacity of"),
     ("free", "of which"),
     ("reserved in total", "this process has"),
+    ("already allocated", "is allocated by"),
+    ("is reserved by",),
+    ("Tried to allocate",),
 )
 
-GIVE_THE_FIX = (lacking_in, measured_in, services_in)
+
+def variants_in(text: str) -> Iterator[Value]:
+    """Yield which of several limits of a resource was reached."""
+    hits = ((value, _compiled(key).search(text)) for key, value in vocabulary("variants").items())
+    return (replace(value, key=found.group()) for value, found in hits if found is not None)
+
+
+GIVE_THE_FIX = (lacking_in, measured_in, variants_in, services_in)
 """Of the whole output of a failure: who provides what is missing, who holds what is full, and who did not respond."""
 
 

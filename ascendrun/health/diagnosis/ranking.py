@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ascendrun.ascend.peer_messages import LOST
 from ascendrun.ascend.signatures import signature_of
-from ascendrun.ascend.vocabularies import alike, cann_detail, class_of, is_open, phase_of, wording
+from ascendrun.ascend.vocabularies import alike, cann_detail, class_of, is_open, phase_of, says, wording
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.candidates import candidates_of, joined, merged, strongest_symptom
 from ascendrun.health.diagnosis.classes import classified, code_value
@@ -22,12 +22,13 @@ from ascendrun.health.hints import named_in
 from ascendrun.health.package_pairs import pair_in
 from ascendrun.health.wait_limits import limit_in
 from ascendrun.text import Text
-from ascendrun.text.format import fold_hosts, fold_numbers
+from ascendrun.text.format import fold_hosts, fold_numbers, format_bytes
 
 CERTAIN_FROM = 60
 """A weaker reason is never reported as certain."""
 CLEARLY_S = 1.0
 MOST_DETAILS, MOST_WAITING = 3, 4
+ROOM_BYTES = 2**30
 MUTE_S = 0.3
 """Output is read in pieces: a line may have been written this long before it was received."""
 
@@ -128,7 +129,8 @@ def _given_of(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimel
     told = first.said if first is not None and first.said else [proof.line for proof in winner.proofs]
     last = None if first is None or first.chain is None else first.chain.final
     packages = wording("package").findall("\n".join((*told, *(last.below[::-1] if last else ()))))
-    facts = evidence.host(winner.hosts[0]).facts if winner.hosts else {}
+    host = evidence.host(winner.hosts[0]) if winner.hosts else None
+    facts, free = ({}, 0) if host is None else (host.facts, host.disk_free_bytes or 0)
     between, versions = [*dict.fromkeys(packages[::-1])][:2], facts.get("packages", {})
     where, environ = str(winner.values.get("where", "?")), facts.get("environ")
     waiting = [one for one in timelines if one.waited][:MOST_WAITING]
@@ -144,8 +146,11 @@ def _given_of(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimel
         "HOST": fold_hosts(winner.hosts),
         "PACKAGE": "".join(packages[-1:]),
         "PACKAGES": ", ".join(" ".join(filter(None, (one, versions.get(one.replace("_", "-"))))) for one in between),
+        "FREE": format_bytes(free) if free > ROOM_BYTES and says("\n".join(told), "no-space") else "",
         "PEERS": "" if winner.ranks else peers,
-        "LATE": f"rank {fold_numbers(winner.ranks)}" if winner.rules and winner.ranks else peers,
+        "LATE": f"rank{'s' * (len(winner.ranks) > 1)} {fold_numbers(winner.ranks)}"
+        if winner.rules and winner.ranks
+        else peers,
     }
 
 

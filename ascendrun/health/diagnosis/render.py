@@ -12,7 +12,7 @@ from dataclasses import replace
 from ascendrun.ascend.signatures import Description, scan, signature_of, strongest
 from ascendrun.ascend.vocabularies import alike, is_of_several, is_open, says, value_of
 from ascendrun.health.diagnosis.result import Diagnosis, Proof, Role
-from ascendrun.health.hints import first_text, fitting, fixes_of, is_owned, limit_of, pair_of, served_by
+from ascendrun.health.hints import first_text, fitting, fixes_of, is_owned, known_of, limit_of, served_by
 from ascendrun.text import Rendered, Text, fill, language, listed, quoted, translations
 from ascendrun.text.format import excerpt, label_ranks
 
@@ -59,7 +59,7 @@ def who(ranks: tuple[int, ...], hosts: tuple[str, ...], labels: Mapping[int, str
 
 def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> Description:
     fits = {**diagnosis.given, "domain": diagnosis.domain}
-    misfit = [*([values["misfit"]] if "misfit" in values else []), *pair_of(diagnosis, lang)]
+    misfit = [*([values["misfit"]] if "misfit" in values else []), *known_of(diagnosis, lang)]
     limit = limit_of(diagnosis, lang)
     told = (name for name in ("advice", "solution") if name in values)
     advice = [listed(f"diagnosis.{name}", **{name: values[name]}).render(lang) for name in told]
