@@ -71,6 +71,30 @@ def test_its_class_gives_the_domain() -> None:
     assert explain(f"rank 0 ended with MemoryError('cannot allocate 9 GiB')\n{LATER}").domain == "host-memory"
 
 
+@pytest.mark.parametrize(
+    ("err", "message"),
+    [
+        ("AssertionError", "AssertionError"),
+        ("(Worker_TP0 pid=9) NotImplementedError", "NotImplementedError"),
+        ("fit:88: ShardError:\n  12 heads on 5 shards", "ShardError: 12 heads on 5 shards"),
+        ('{"level": "error", "msg": "ValueError: 12 heads", "rank": 0}', "ValueError: 12 heads"),
+        ('KeyError: {"a", "b"}, expected c', 'KeyError: {"a", "b"}, expected c'),
+        ('    x = f(y)\n  File "/job/m.py", line 8, in f\n    assert y.shape\nAssertionError', "AssertionError"),
+    ],
+)
+def test_the_message_may_be_missing_below_or_in_json(err: str, message: str) -> None:
+    assert explain(f"{err}\n{LATER}").values["message"] == message
+
+
+def test_a_line_of_code_is_no_exception() -> None:
+    assert explain("    raise ShardError\n    except ValueError:\n        return None\n").code == "exit-code"
+
+
+@pytest.mark.parametrize("line", ["srun: error: n7: task 3: Exited with exit code 1", "[ERROR] fit exits with code 1"])
+def test_a_report_of_the_exit_code_is_not_its_reason(line: str) -> None:
+    assert explain(f"reading the weights\n{line}\n").code == "exit-code"
+
+
 def test_a_wrapped_message_is_one() -> None:
     err = "RuntimeError: the weights of the projection of layer seventeen do\nnot fit the layout of the checkpoint\n"
     assert str(explain(err + LATER).values["message"]).endswith("do not fit the layout of the checkpoint")

@@ -87,7 +87,8 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence, *, missed_a_child: bo
     others = {"": "exit-code", "SIGKILL": "killed", "SIGINT": "interrupted"}
     code = "crash" if name in alike("crashes") else others.get(name, "terminated")
     last = _last_output(evidence, rank) if code in ("exit-code", "crash") else ()
-    code = "error-line" if code == "exit-code" and last and says(last[-1].line, "logged-error") else code
+    is_error = code == "exit-code" and bool(last) and says(last[-1].line, "logged-error")
+    code = "error-line" if is_error and not says(last[-1].line, "points-elsewhere") else code
     crashes = named_pids(evidence.host(rank.host).dmesg, "crashed") if code == "crash" else {}
     kernel = tuple(proof_of(evidence, line, rank) for pid, line in crashes.items() if pid == rank.pid)
     return replace(

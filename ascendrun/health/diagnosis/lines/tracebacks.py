@@ -132,15 +132,16 @@ def bare_chains(lines: Sequence[Line], places: Iterable[int]) -> Iterator[Chain]
         found = _BARE.search(text)
         if found is None or is_warning(text) or says(text, "less", "went-on", "of-launcher"):
             continue
-        whole = [found["message"] or found["quoted"]]
+        whole = [found["message"] or found["quoted"] or ""]
         for line in lines[at + 1 : at + WRAPPED_LINES]:
             after = split_prefix(line.text)[2]
-            if len(text) < WRAPPED_FROM or not says(after, "wrapped"):
+            is_next = bool(found["colon"]) and len(whole) == 1
+            if not is_next and (len(text) < WRAPPED_FROM or not says(after, "wrapped")):
                 break
             text = after
             whole.append(after.strip())
-        message = " ".join(whole)
-        raised = Raised(found["type"], message, None, says(message, "transport"), at, at)
+        message = " ".join(filter(None, whole))
+        raised = Raised(found["type"] or found["alone"], message, None, says(message, "transport"), at, at)
         yield Chain((raised,), rank=rank, kind="bare")
 
 
