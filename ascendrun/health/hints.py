@@ -36,6 +36,8 @@ def named_in(
         rows = [every[found[kind]]] if found[kind] else list(every.values())
         tools = dict.fromkeys(name for row in rows for name in row if name != "names")
         found.update({name: " / ".join(row[name] for row in rows) for name in tools})
+    caches = (variable for variable, pattern in table["caches"].items() if re.search(pattern, whole))
+    found["CACHE"] = next(caches, "")
     hits = ((place, re.search(pattern, whole, re.M)) for place, pattern in table["places"].items())
     found.update({f"${name}": str(text) for name, text in (variables or {}).items() if len(str(text)) <= SHORT})
     return {**found, **{place: next(filter(None, hit.groups())) for place, hit in hits if hit is not None}}

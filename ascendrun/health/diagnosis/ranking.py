@@ -145,6 +145,7 @@ def _given_of(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimel
         "N": "" if first is None or first.rank.device is None else str(first.rank.device),
         "HOST": fold_hosts(winner.hosts),
         "PACKAGE": "".join(packages[-1:]),
+        "INSTALLED": versions.get("".join(packages[-1:]).replace("_", "-"), ""),
         "PACKAGES": ", ".join(" ".join(filter(None, (one, versions.get(one.replace("_", "-"))))) for one in between),
         "FREE": format_bytes(free) if free > ROOM_BYTES and says("\n".join(told), "no-space") else "",
         "PEERS": "" if winner.ranks else peers,
