@@ -92,7 +92,7 @@ def _report(fatal: Fatal, own: result.Suspect | None) -> Iterator[int]:
         proof, lines = own.proofs[0], fatal.lines
         there = (at for at in reversed(range(len(lines))) if lines[at].offset == proof.offset)
         first = next((at for at in there if lines[at].text.strip().startswith(proof.line)), len(lines))
-        yield from range(first, len(lines))[:MESSAGE_LINES]
+        yield from (index for index in range(first, len(lines))[:MESSAGE_LINES] if not fatal.is_aftermath(index))
 
 
 def _may_lack_others(fatal: Fatal) -> bool:

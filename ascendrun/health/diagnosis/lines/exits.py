@@ -116,7 +116,8 @@ def _last_output(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
     )
     last_s = max((line.at_s for line in (*prints, *errors) if line.at_s is not None), default=0.0)
     recent = [line for line in (*prints, *errors) if line.at_s is None or last_s - line.at_s <= LAST_OUTPUT_S]
-    decisive = [line for line in recent if says(line.text, "error-stem")]
+    stems = [line for line in recent if says(line.text, "error-stem")]
+    decisive = [line for line in stems if not says(line.text, "points-elsewhere")] or stems
     in_a_row = [*takewhile(lambda line: says(line.text, "logged-error"), reversed(decisive))][2::-1]
     chosen = in_a_row if len(in_a_row) > 1 else [*errors[-2:-1], decisive[-1]] if decisive else errors[-2:]
     return tuple(proof_of(evidence, line, rank) for line in chosen)

@@ -9,7 +9,16 @@ from dataclasses import replace
 from ascendrun.ascend import vocabularies
 from ascendrun.ascend.peer_messages import EXEC, LOST
 from ascendrun.ascend.signatures import Hit
-from ascendrun.ascend.vocabularies import alike, is_kind, is_of_several, says, strength_of, values_in, wording
+from ascendrun.ascend.vocabularies import (
+    alike,
+    is_kind,
+    is_of_several,
+    is_warning,
+    says,
+    strength_of,
+    values_in,
+    wording,
+)
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.lines import rank_lines
 from ascendrun.health.diagnosis.lines.exits import is_signal, signal_of
@@ -28,6 +37,10 @@ class Fatal(rank_lines.RankLines):
 
     def __init__(self, evidence: Evidence, rank: RankEvidence, lines: Sequence[Line], plog: Sequence[Line]) -> None:
         super().__init__(evidence, rank, lines, plog)
+        self.until = self._reported_at()
+        raised = {index for chain in self.chains for one in chain.raised for index in range(one.first, one.last + 1)}
+        late = {one.line for one in self.hits if self.is_aftermath(one.line)} - raised
+        self.hits = [one for one in self.hits if one.line not in late or one.signature.family in alike("report-an-end")]
         self.chain = self._find() or self._find_bare()
         self.role = None if self.chain is None else self.role_of(self.chain)
 
@@ -54,7 +67,7 @@ class Fatal(rank_lines.RankLines):
         if self.rank.stopped or not (self.rank.code or (self.rank.inner and not self.rank.has_ended)):
             return None
         places = range(len(self.lines))[-rank_lines.AFTERWARDS_LIMIT :]
-        near = (at for at in reversed(places) if self.is_terminal(at))
+        near = (at for at in reversed(places) if at <= self.until and self.is_terminal(at))
         causes = {hit.line for hit in self.hits if hit.signature.role == CAUSE and hit.signature.strength >= CREDIBLE}
         known = {at for at in causes if self.is_terminal(at)}
         found = [
@@ -62,6 +75,19 @@ class Fatal(rank_lines.RankLines):
         ]
         own = [one for one in found if self.role_of(one) == CAUSE and not says(one.root.text, "points-elsewhere")]
         return next(iter([*own, *found]), None)
+
+    def _reported_at(self) -> int:
+        """Return where the rank first reports its end: a wait, a code of the runtime, or that it aborts. What follows
+        without a traceback is of its helper processes."""
+        waits = (one.line for one in self.messages if one.wait is not None)
+        own = {id(line) for line in waits if not (says(line.text, "less") or is_warning(line.text))}
+        coded = {hit.line for hit in self.hits if hit.signature.family in alike("report-an-end")}
+        ends = (at for at, line in enumerate(self.lines) if at in coded or id(line) in own)
+        return next(filter(self.is_terminal, ends), len(self.lines))
+
+    def is_aftermath(self, index: int) -> bool:
+        """Return whether it names an exception without a traceback after that."""
+        return index > self.until and says(self.lines[index].text, "bare-exception")
 
     def _bare(self, places: Iterable[int]) -> Iterable[Chain]:
         taken = {one.last for chain in self.chains for one in chain.raised}

@@ -10,9 +10,9 @@ from ascendrun.ascend.vocabularies import alike, is_warning, says, wording
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.result import normalised
+from ascendrun.health.folded_tracebacks import TRACEBACK_HEAD, pieces_of
 
 _PREFIX = re.compile(r"^(?:\[(?:rank(?P<rank>\d+)\]:?|[A-Za-z_]*\d+\]:) ?|\((?:[\w.:-]+ )*pid=\d+[^)]*\) ?)+")
-TRACEBACK_HEAD = "Traceback (most recent call last)"
 _BOX = ("│", "╭", "╰", "└", "┌")
 _PREFIXED = re.compile(r'^(?!\s*File )(?P<prefix>\S.{2,120}?)\s\sFile "[^"]+", line \d+')
 _TRACEBACK, _FRAME, _BOXED_FRAME = map(wording, ("traceback", "frame", "boxed-frame"))
@@ -336,14 +336,6 @@ def _is_class_name(name: str) -> bool:
     )  # such as struct.error, socket.timeout
 
 
-# ---------------------------------------------------------------- original lines, before loggers and terminals
-
-_FOLDED = re.compile(r"Traceback \(most recent call last\):(?:\\r)?\\n")
-_JSON_END = re.compile(r'(?<!\\)(?:\\\\)*"')
-_REPR_END = re.compile(r"(?:\\n)*['\"]?[\])},\s]*$")
-_ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "", '\\"': '"', "\\'": "'", "\\\\": "\\", "\\/": "/"}
-_ESCAPE = re.compile(r"\\u[0-9a-fA-F]{4}|\\.")
-
 _COLOUR = re.compile("\x1b\\[[0-9;]*[A-Za-z]")
 
 
@@ -353,23 +345,5 @@ def without_colours(lines: Sequence[Line]) -> tuple[Line, ...]:
 
 def unfold(lines: Sequence[Line]) -> tuple[Line, ...]:
     """Split lines that contain a complete traceback; every piece keeps its line's position and time."""
-    found: list[Line] = []
-    for line in lines:
-        folded = _FOLDED.search(line.text) if TRACEBACK_HEAD in line.text else None
-        if folded is None:
-            found.append(line)
-            continue
-        before, inside = line.text[: folded.start()], line.text[folded.start() :]
-        found.append(line._replace(text=before))
-        found.extend(line._replace(text=piece) for piece in _plain(inside).split("\n") if piece.strip())
-    return tuple(found)
-
-
-def _plain(text: str) -> str:
-    """Return the original text, up to the end of the string that contains it."""
-    is_json = '\\"' in text or 'File "' not in text
-    end = (_JSON_END if is_json else _REPR_END).search(text)
-    whole = text if end is None else text[: end.end() - 1 if is_json else end.start()]
-    return _ESCAPE.sub(
-        lambda found: chr(int(found[0][2:], 16)) if len(found[0]) == 6 else _ESCAPES.get(found[0], found[0]), whole
-    )
+    pieces = ((line, piece) for line in lines for piece in pieces_of(line.text))
+    return tuple(line if piece is line.text else line._replace(text=piece) for line, piece in pieces)
