@@ -114,7 +114,12 @@ _add(
     r".*?ExceptionType:\[(?P<type>[^\]]+)\]",
 )
 _add("location", ["crimer rank"], r"crimer rank \[(?P<ip>[^/\]]+)/(?P<dev>\d+)\] status\[(?P<type>\w+)\]")
-_add("missing", ["Failed to connect agent["], r"Failed to connect agent\[(?P<ranks>[\d, ]+)\]", CONNECT)
+_add(
+    "missing",
+    ["Failed to connect agent[", "connectFailedAgentIdList["],
+    r"(?:Failed to connect agent|connectFailedAgentIdList)\[(?P<ranks>[\d, ]+)\]",
+    CONNECT,
+)
 _add("connected", ["connected rankinfo"], r"connected rankinfo\[LINE \d+\]:(?P<ranks>[\s\[\]\d,]+)")
 _add("needed", ["need connect rankNum"], r"need connect rankNum is \[(?P<count>\d+)\]")
 _add(
@@ -309,6 +314,18 @@ _add(
     "missing",
     ["failed to pass monitoredBarrier"],
     r"[Rr]anks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier",
+    EXEC,
+)
+_LIST = r"(?: ?[:=]| are| is)? ?[\[({]?(?P<ranks>\d+(?:(?:, ?(?:and )?| and )\d+)*)(?![-.:\w])"
+_NOT = r"(?:did not|didn't|have not|haven't|never|are not|were not|not)(?: yet)? "
+_LATE = r"(?:join|connect|arriv|check|report|enter|appear|regist)\w*"
+_add("missing", ["iting for ranks", "iting on ranks"], r"[Ww]aiting (?:for|on) ranks" + _LIST, EXEC)
+_add("missing", ["anks "], r"\b[Rr]anks" + _LIST + r"[\])}]? " + _NOT + _LATE, EXEC)
+_add(
+    "missing",
+    ["issing ranks", "bsent ranks", "ed ranks", "anks not", "anks that", "anks which"],
+    r"\b(?:(?:[Mm]issing|[Aa]bsent|[Uu]nconnected|not (?:yet )?(?:connected|joined)) ranks|"
+    r"[Rr]anks (?:(?:that|which) )?(?:(?:are )?(?:missing|absent)|" + _NOT + _LATE + r"))" + _LIST,
     EXEC,
 )
 

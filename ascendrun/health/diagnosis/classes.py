@@ -244,7 +244,8 @@ def place_of(winner: Suspect, evidence: Evidence, groups: Mapping[str, frozenset
     fitting = [name for name, members in groups.items() if len(members) > 1 and _is_most(ranks, members)]
     if fitting and not (is_whole and len(winner.hosts) == 1):
         return "group", min(fitting, key=lambda name: len(groups[name])), is_whole
-    return "host" if is_whole else "rank" if len(ranks) == 1 else "ranks" if ranks else "", "", is_whole
+    own = len(winner.ranks)  # also ranks that were not recorded
+    return "host" if is_whole else "rank" if own == 1 else "ranks" if own else "", "", is_whole
 
 
 def _is_most(ranks: Set[int], members: Set[int]) -> bool:

@@ -159,8 +159,8 @@ def latest(edges: Edges, waits: Sequence[Edge]) -> Found | None:
 def named(edges: Edges, reports: Sequence[Edge]) -> Found | None:
     """The ranks that reports name as absent, if not all, or of a collective most; or those that are not among the ones
     that came."""
-    size = max(edges.evidence.world_size, 2)
     absent = {rank for one in reports if one.message.kind != "connected" for rank in one.message.ranks}
+    size = max(edges.evidence.world_size, 2, *(rank + 1 for rank in absent))
     came = {rank for one in reports if one.message.kind == "connected" for rank in one.message.ranks}
     if came and not absent:
         absent = {*range(max([size, *(int(one.message.values["count"]) for one in edges.of("needed"))]))} - came
