@@ -28,6 +28,9 @@ def pair_in(
     """Return the kind of misfit (PAIR: the end of diagnosis.fix.pair.PAIR) and what its text names; {}: none is known.
     `frames`: of the traceback, the deepest last; `packages`: versions on the host; `where`: the line of the program,
     `statement`: the code that raised."""
+    mixed = next(filter(None, map(mixed_in, texts)), None)
+    if mixed is not None:
+        return mixed
     for kind, patterns in read_table("package_pairs")["forms"].items():
         for pattern in patterns:
             found = re.search(pattern, "\n".join(texts), re.M)
@@ -37,6 +40,16 @@ def pair_in(
                 if kind == "argument" and len(inside) > 1:  # the deepest only passes it on, or is the caller itself
                     named["callee"] = inside[0 if _PASSES.search(statement) else 1]
                 return _places(kind, named, _Installed(packages), inside, where)
+    return {}
+
+
+def mixed_in(text: str) -> Mapping[str, str]:
+    """Return two directories of different releases of one toolkit in a message, as a misfit; {}: it has none."""
+    for toolkit, pattern in read_table("package_pairs")["toolkits"].items():
+        places = {found["release"]: found["place"] for found in re.finditer(pattern, text)}
+        if len(places) > 1:
+            first, second = [*places.values()][:2]
+            return {"PAIR": "mixed", "CALLER": first, "CALLEE": second, "CALLEENAME": toolkit}
     return {}
 
 
@@ -78,6 +91,7 @@ def _places(
         "ABOVE": f"{callee}>{release}",
         "BELOW": f"{callee}<{release}",
         "SAME": f"{callee}=={named.get('built') or release}",
+        "BOTH": "known" if has and (named.get("caller_has") or installed.version(caller)) else "",
     }
     return places if kind else {}
 
@@ -85,8 +99,10 @@ def _places(
 def _kind_of(kind: str, named: Mapping[str, str], *, caller: str, callee: str, has: str, is_inside: bool) -> str:
     """Return the text that fits; "": none, or the owner of the module has a better one."""
     is_known = kind == "lacks" and (is_inside or value_of("owners", callee) is not None)
-    if is_known or (kind == "argument" and not caller) or (kind == "symbol" and not (callee and has)):
+    if is_known or (kind in ("argument", "symbol") and not caller):
         return ""
+    if kind == "symbol" and not (callee and has):
+        return "symbol-unversioned" if callee else "symbol-alone"
     if kind == "argument" and not callee:
         return "argument"
     if kind in ("lacks", "argument"):
@@ -132,7 +148,7 @@ class Thrown(Protocol):
 def is_of_versions(text: str, frames: str, raised: Thrown | None) -> bool:
     """Return whether an exception tells that two packages or the driver do not fit: a package without an attribute that
     is not the program's own, or a library that passes another one arguments that it does not have."""
-    if says(text, "driver-version"):
+    if says(text, "driver-version") or mixed_in(text):
         return True
     missing = wording("no-attribute").search(text)
     if missing is not None:

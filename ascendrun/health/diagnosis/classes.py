@@ -39,6 +39,7 @@ HOST_SHARE = 0.75
 EXACT_FROM = 2
 """From this depth on, a code is an exact one of a device, of memory or of a system call."""
 PASSED_S = 1.0
+LAST_LINES = 8
 MOST_VALUES = 12
 """Values that a diagnosis keeps."""
 PROVEN_FROM = 75
@@ -57,7 +58,7 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
     if is_vague or vocabularies.is_open(winner.code):
         told += _said_by(winner, first)
     printed = [text for one in first for text in (*one.said, *(line.text for line in one.details))]
-    whole = "\n".join((*(proof.line for proof in winner.proofs), *printed))
+    whole = "\n".join((*(proof.line for proof in winner.proofs), *printed, str(found.values.get("message", ""))))
     told += (value for read in vocabularies.GIVE_THE_FIX for value in read(whole))
     is_wide = scope == "all" or is_whole  # software differs between hosts, not between the ranks of one
     raised = ((text, one.frames, one.chain.final if one.chain else None) for one in first for text in one.said)
@@ -66,6 +67,7 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
     values = _ordered(told, phase)
     is_local = is_whole and bool(values) and _is_of_the_host(values[0])
     passed = is_local and _others_passed(winner, timelines)
+    is_full = passed is False and (found.given.get("BOTH") or winner.code not in vocabularies.alike("of-two"))
     if passed:
         values = [Value("scope", "host", "environment"), *values]
     is_open = vocabularies.is_open(winner.code) and winner.code != "exception"
@@ -87,7 +89,7 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
         group=group,
         phase=phase,
         why=tuple(dict.fromkeys(values))[:MOST_VALUES],
-        reason_grade=_grade_of(values, found.confidence if passed is False else Confidence.LIKELY, winner.code),
+        reason_grade=_grade_of(values, found.confidence if is_full else Confidence.LIKELY, winner.code),
         retry=retry_of(winner.code, is_whole=is_whole, domain=domain),
         evidence=(*found.evidence, *misfits, *differences),
     )
@@ -185,11 +187,13 @@ def _others_passed(winner: Suspect, timelines: Sequence[RankTimeline]) -> bool |
 
 
 def _seen_on(winner: Suspect, evidence: Evidence, first: Sequence[RankTimeline]) -> Iterator[Value]:
-    """Yield what the kernels and devices of their hosts report. Without the kernel's log, SIGKILL is most often that of
-    its out-of-memory killer."""
+    """Yield what the kernels and devices of their hosts report. Without the kernel's log, or during work that fills the
+    memory of a host, SIGKILL is most often that of its out-of-memory killer."""
     for host in (evidence.host(name) for name in winner.hosts):
         here = evidence.ranks_of(host.host)
-        unread = value_of("conclusions", "killed-unseen") if host.dmesg is None and winner.code == "killed" else None
+        last = [line.text for one in first for line in one.rank.lines[-LAST_LINES:]]
+        is_likely = winner.code == "killed" and (host.dmesg is None or any(says(text, "memory-work") for text in last))
+        unread = value_of("conclusions", "killed-unseen") if is_likely else None
         yield from () if unread is None else (unread,)
         for line in host.dmesg or ():
             if line.at_s is None or is_timely(line.at_s, here):
@@ -271,6 +275,8 @@ def retry_of(code: str, *, is_whole: bool = False, domain: str = "") -> str:
     of its hosts only (`is_whole`) is a fault of these hosts."""
     row, value = signature_of(code), value_of("conclusions", code)
     retry = value.retry if value is not None and value.retry else "unknown" if row is None else row.retry
+    if (code, domain) == ("killed", "host-memory"):
+        return "unknown"  # the same work fills the memory again
     is_of_node = is_whole and vocabularies.following(domain).get("of_nodes")
     return "exclude" if retry == "never" and is_of_node else retry
 

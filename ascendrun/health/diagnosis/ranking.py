@@ -20,6 +20,7 @@ from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, 
 from ascendrun.health.diagnosis.wait_rules import FEW_SHARE, blame_waiting
 from ascendrun.health.hints import named_in
 from ascendrun.health.package_pairs import pair_in
+from ascendrun.health.tool_errors import innermost
 from ascendrun.health.wait_limits import limit_in
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts, fold_numbers, format_bytes
@@ -119,7 +120,9 @@ def _told_of(
     is_stock = is_open(winner.code) or (row is not None and (row.family, row.role) == ("cann", result.SYMPTOM))
     steps = (wording("vendor-solution").search(line.text) for line in printed if is_stock and not winner.rules)
     solution = next((match["text"] for match in steps if match is not None), "")
-    found = {"advice": advice, "solution": solution, "detail": detail, "waited": waited, "doing": doing}
+    inner_line = innermost((*known, *said), [line.text for line in printed])
+    shown = {"last" if "last" in winner.values else "message": inner_line}
+    found = {"advice": advice, "solution": solution, "detail": detail, "waited": waited, "doing": doing, **shown}
     return proofs, {key: text for key, text in found.items() if text}
 
 
