@@ -148,7 +148,7 @@ class Thrown(Protocol):
 def is_of_versions(text: str, frames: str, raised: Thrown | None) -> bool:
     """Return whether an exception tells that two packages or the driver do not fit: a package without an attribute that
     is not the program's own, or a library that passes another one arguments that it does not have."""
-    if says(text, "driver-version") or mixed_in(text):
+    if says(text, "driver-version", "lost-part") or mixed_in(text):
         return True
     missing = wording("no-attribute").search(text)
     if missing is not None:
@@ -156,5 +156,6 @@ def is_of_versions(text: str, frames: str, raised: Thrown | None) -> bool:
         return all(says(line, "library") or own(line) is None for line in frames.splitlines())
     if raised is None or not raised.below:
         return False
-    is_between = len(set(wording("package").findall("\n".join(raised.below)))) > 1 and "NoneType" not in text
-    return says(text, "unexpected-argument") or (is_between and raised.short_type in alike("between-packages"))
+    packages = set(wording("package").findall("\n".join(raised.below)))
+    is_between = len(packages) > 1 and "NoneType" not in text and raised.short_type in alike("between-packages")
+    return is_between or says(text, "unexpected-argument") or (bool(packages) and says(text, "part-of-library"))

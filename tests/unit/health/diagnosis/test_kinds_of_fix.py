@@ -85,6 +85,27 @@ def test_a_type_that_the_chip_does_not_have_is_a_setting_first(error: str) -> No
     assert found.hint.index("the setting of the program") < found.hint.index("install the build")
 
 
+@pytest.mark.parametrize(
+    ("frames", "error", "domain"),
+    [
+        (frame("plankit"), "AttributeError: 'PlanConfig' object has no attribute 'rope_dim'", "environment"),
+        (frame("plankit"), "AttributeError: type object 'PlanTrainer' has no attribute 'steps'", "environment"),
+        ("", "AttributeError: '_OpNamespace' 'plankit' object has no attribute 'rope'", "environment"),
+        (
+            "",
+            "AttributeError: `np.planned_` was removed in the NumPy 2.0 release. Use `np.plan` instead.",
+            "environment",
+        ),
+        ("", "AttributeError: 'PlanConfig' object has no attribute 'rope_dim'", "program"),  # the program's own line
+        (frame("plankit"), "AttributeError: 'Namespace' object has no attribute 'rope_dim'", "program"),
+    ],
+)
+def test_an_attribute_that_an_installed_package_lacks_is_of_versions(frames: str, error: str, domain: str) -> None:
+    found = explain(FRAMES + frames + error, packages={"plankit": "1.2.0"})
+    assert found.domain == domain
+    assert not frames or "plankit" in found.hint and "1.2.0" in found.hint
+
+
 def test_a_package_that_raised_it_is_named_with_its_version_and_no_own_code_is_assumed() -> None:
     frames = FRAMES + frame("plankit")
     found = explain(
