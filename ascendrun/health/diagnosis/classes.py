@@ -14,7 +14,7 @@ from dataclasses import replace
 from ascendrun.ascend import vocabularies
 from ascendrun.ascend.compatibility import misfits_in
 from ascendrun.ascend.signatures import signature_of
-from ascendrun.ascend.vocabularies import Value, deepest, is_error_line, says, value_of, value_of_row, wording
+from ascendrun.ascend.vocabularies import Value, alike, deepest, is_error_line, says, value_of, value_of_row, wording
 from ascendrun.core.jobs.job import Exit
 from ascendrun.core.jobs.outcome import exit_reason
 from ascendrun.core.jobs.reasons import LOST, FirstFailure, Reason, because
@@ -110,7 +110,7 @@ def _other_codes(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Val
 def _is_of_the_host(first: Value) -> bool:
     """Return whether an error of the program that all ranks of a host have, and no other rank, is one of its software:
     the program is the same everywhere. What names its data (KeyError) may be of the part of a model that is there."""
-    return first.domain == "program" and (first.vocabulary in vocabularies.alike("same-everywhere") or first.depth < 0)
+    return first.domain == "program" and (first.vocabulary in alike("same-everywhere") or first.depth < 0)
 
 
 def _has_content(winner: Suspect) -> bool:
@@ -146,7 +146,7 @@ def _said_by(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Value]:
         said = [result.without_quotes(text) for text in said]  # a program's own data may have any words
     values = [value for text in said for value in vocabularies.values_in(text)]
     yield from values
-    if vocabularies.alike("asynchronous").isdisjoint(value.vocabulary for value in values):
+    if alike("asynchronous").isdisjoint(value.vocabulary for value in values):
         yield from libraries
     if all(one.depth >= -1 for one in kinds):
         yield from vocabularies.concepts_in("\n".join(said))
@@ -259,7 +259,8 @@ def _is_most(ranks: Set[int], members: Set[int]) -> bool:
 def _grade_of(values: Sequence[Value], confidence: Confidence, code: str) -> Confidence:
     """Return how certain the domain is: certain only with a hard value, and no hard value of another domain."""
     if confidence is not Confidence.CERTAIN or not values:
-        return Confidence.LIKELY if values else Confidence.UNKNOWN
+        is_bare = code == "exit-code" and all(one.key in (code, "1") for one in values)  # it only says that it ended
+        return Confidence.LIKELY if values and not is_bare else Confidence.UNKNOWN
     first, *others = values
     row = signature_of(code)
     is_row = row is not None and row.role == "cause" and row.strength >= PROVEN_FROM and not vocabularies.is_open(code)
@@ -277,7 +278,7 @@ def retry_of(code: str, *, is_whole: bool = False, domain: str = "") -> str:
     retry = value.retry if value is not None and value.retry else "unknown" if row is None else row.retry
     if (code, domain) == ("killed", "host-memory"):
         return "unknown"  # the same work fills the memory again
-    is_of_node = is_whole and vocabularies.following(domain).get("of_nodes")
+    is_of_node = is_whole and code not in alike("of-settings") and vocabularies.following(domain).get("of_nodes")
     return "exclude" if retry == "never" and is_of_node else retry
 
 
@@ -297,7 +298,7 @@ def differences_of(evidence: Evidence, hosts: tuple[str, ...], domain: str) -> t
         like_it = [one for one in known if one not in hosts and roles.get(one, "") == roles.get(host, "")]
         for key, own in known[host].items():
             theirs = {known[other].get(key, "-") for other in like_it}
-            if len(theirs) == 1 and own not in theirs and vocabularies.alike("of-each-host").isdisjoint(key.split(".")):
+            if len(theirs) == 1 and own not in theirs and alike("of-each-host").isdisjoint(key.split(".")):
                 text = listed("diagnosis.differs", host=host, key=key, own=own, others=theirs.pop())
                 place = fits.index(key.partition(".")[0]) if key.partition(".")[0] in fits else len(fits)
                 found.append((place, Proof(text, host=host)))
@@ -336,7 +337,7 @@ def kind_of(found: Diagnosis) -> Kind:
     value, row = code_value(found.code), signature_of(found.code)
     if value is not None and value.kind:
         return Kind(value.kind)
-    by_device = row is not None and row.family in {*vocabularies.alike("runtimes"), "signal"}
+    by_device = row is not None and row.family in {*alike("runtimes"), "signal"}
     told = "" if row is None else "device" if by_device else "other"
     facts = {"domain": found.domain, "scope": found.scope, "retry": found.retry, "row": told}
     return Kind(vocabularies.kind_of(facts))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Callable, NamedTuple
 
 from ascendrun.ascend.peer_messages import CONNECT, LOST
-from ascendrun.ascend.vocabularies import alike, read_table, strength_of
+from ascendrun.ascend.vocabularies import alike, read_table, says, strength_of
 from ascendrun.health.diagnosis.edges import Edge, Edges, Found, lowest, minority
 from ascendrun.health.diagnosis.evidence import Evidence, earliest, surely_before
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
@@ -211,8 +211,8 @@ def most_named(edges: Edges, reports: Sequence[Edge]) -> Found | None:
     if len(reports) < 2 or 3 * count < 2 * len(reports) or all(one.rank.host == host for one in edges.suffering):
         return None
     naming = [one for one in reports if one.target == host]
-    ranks = {rank for one in naming for rank in one.ranks}
-    return Found(ranks if len(ranks) == 1 else edges.ranks_on([str(host)]), naming)
+    ranks, code = {rank for one in naming for rank in one.ranks}, "peer-closed" if _were_closed(edges, naming) else ""
+    return Found(ranks if len(ranks) == 1 else edges.ranks_on([str(host)]), naming, code)
 
 
 # ---------------------------------------------------------------- hosts that cannot reach each other
@@ -336,7 +336,14 @@ def quiet(edges: Edges, waits: Sequence[Edge]) -> Found | None:
     is_host = is_whole and len(edges.hosts) > len(hosts)
     is_host = is_host and not any(edges.by_rank[rank].rank.has_ended for rank in ranks)
     shown = [one for one in edges.all if ranks & {*one.ranks}] or waits[:1]
-    return Found(ranks, shown, "node-unreachable" if is_host else "")
+    code = "peer-closed" if _were_closed(edges, waits) else "node-unreachable" if is_host else ""
+    return Found(ranks, shown, code)
+
+
+def _were_closed(edges: Edges, reports: Sequence[Edge]) -> bool:
+    """Return whether all only lost connections, and the other end closed one: it did, or its process ended."""
+    has_lost = all(one.waited == LOST for one in edges.suffering)
+    return has_lost and any(says(one.message.line.text, "closed-by-peer") for one in reports)
 
 
 def _is_few(edges: Edges, ranks: set[int]) -> bool:

@@ -88,7 +88,7 @@ def exit_indicator(evidence: Evidence, rank: RankEvidence, *, missed_a_child: bo
     code = "crash" if name in alike("crashes") else others.get(name, "terminated")
     last = _last_output(evidence, rank) if code in ("exit-code", "crash") else ()
     is_error = code == "exit-code" and bool(last) and says(last[-1].line, "logged-error")
-    code = "error-line" if is_error and not says(last[-1].line, "points-elsewhere") else code
+    code = "error-line" if is_error and not says(last[-1].line, "points-elsewhere", "part-of-traceback") else code
     crashes = named_pids(evidence.host(rank.host).dmesg, "crashed") if code == "crash" else {}
     kernel = tuple(proof_of(evidence, line, rank) for pid, line in crashes.items() if pid == rank.pid)
     return replace(
@@ -116,7 +116,7 @@ def _last_output(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
     )
     last_s = max((line.at_s for line in (*prints, *errors) if line.at_s is not None), default=0.0)
     recent = [line for line in (*prints, *errors) if line.at_s is None or last_s - line.at_s <= LAST_OUTPUT_S]
-    stems = [line for line in recent if says(line.text, "error-stem")]
+    stems = [line for line in recent if says(line.text, "error-stem") and not says(line.text, "part-of-traceback")]
     decisive = [line for line in stems if not says(line.text, "points-elsewhere")] or stems
     in_a_row = [*takewhile(lambda line: says(line.text, "logged-error"), reversed(decisive))][2::-1]
     chosen = in_a_row if len(in_a_row) > 1 else [*errors[-2:-1], decisive[-1]] if decisive else errors[-2:]

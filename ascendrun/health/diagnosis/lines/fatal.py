@@ -232,10 +232,12 @@ class Fatal(rank_lines.RankLines):
             known, made = {**values, **hit.values}, self.suspect(row.code, strength, begin)
             return [replace(made, proofs=proofs, values=known, sure=not unsure, role=role, key=key)]
         has_several = any(message.kind in alike("several-messages") for message in self.messages)
-        unsure = unsure or says(shown.text, "points-elsewhere") or self.has_waited or has_several
+        is_pointer = says(shown.text, "points-elsewhere")
+        unsure = unsure or is_pointer or self.has_waited or has_several
         # the output of a stopped rank may be its program's data, such as text
         was_printed = (last.stream == "out" and self.rank.stopped) or was_handled
-        strength = strength_of("printed" if was_printed else "suffered" if unsure else "exception")
+        weaker = "printed" if was_printed else "error-line" if is_pointer else "suffered"
+        strength = strength_of(weaker if was_printed or unsure else "exception")
         is_sure, key = not unsure and chain.kind == "main", same_exception(chain)
         made = self.suspect("exception", strength, begin)
         return [replace(made, proofs=proofs, values=values, sure=is_sure, role=role, key=key)]
