@@ -26,11 +26,11 @@ from ascendrun.health.diagnosis.candidates import is_timely
 from ascendrun.health.diagnosis.evidence import Evidence, surely_before
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS, expand
 from ascendrun.health.diagnosis.lines.rank_lines import services_in
-from ascendrun.health.diagnosis.lines.tracebacks import module_of
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import Confidence, Diagnosis, Proof, Suspect
 from ascendrun.health.package_pairs import is_of_versions
+from ascendrun.health.python_names import module_of
 from ascendrun.text import listed
 
 READ_RANKS = 4

@@ -11,6 +11,7 @@ from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.result import normalised
 from ascendrun.health.folded_tracebacks import TRACEBACK_HEAD, pieces_of
+from ascendrun.health.python_names import is_class_name
 
 _PREFIX = re.compile(r"^(?:\[(?:rank(?P<rank>\d+)\]:?|[A-Za-z_]*\d+\]:) ?|\((?:[\w.:-]+ )*pid=\d+[^)]*\) ?)+")
 _BOX = ("│", "╭", "╰", "└", "┌")
@@ -19,7 +20,6 @@ _TRACEBACK, _FRAME, _BOXED_FRAME = map(wording, ("traceback", "frame", "boxed-fr
 _SURE, _ANY, _BARE = wording("exception"), wording("name-and-message"), wording("bare-exception")
 _DURING = "During handling of the above exception, another exception occurred"
 _DIRECT = "The above exception was the direct cause of the following exception"
-_INSTALLED = re.compile(r"-packages/|lib/python3[\d.]*/|<frozen ")
 FRAME_INDENT = 2
 TORN_LINES, WRAPPED_LINES, WRAPPED_FROM = 8, 4, 60
 NOISE_LIMIT = 60
@@ -314,26 +314,13 @@ class _Parser:
         return Raised(found[0], found[1].strip(), where, bool(collective), *lines, below=below)
 
 
-def module_of(file: str) -> str:
-    """Return the dotted name of a library's module by its file, such as "h5py._hl.files"."""
-    *_, name = _INSTALLED.split(file)
-    return name.strip("<>").rpartition(".")[0].replace("/", ".") if "." in name else name.strip("<>")
-
-
 def _exception_line(body: str, *, after_frame: bool) -> tuple[str, str] | None:
     found = _SURE.match(body)
     if found is None and after_frame:
         found = _ANY.match(body)
-        if found is not None and (found["type"].upper() in alike("levels") or not _is_class_name(found["type"])):
+        if found is not None and (found["type"].upper() in alike("levels") or not is_class_name(found["type"])):
             return None
     return None if found is None else (found["type"], found["message"] or "")
-
-
-def _is_class_name(name: str) -> bool:
-    module, _, last = name.rpartition(".")
-    return (last.lstrip("_")[:1].isupper() and any(letter.islower() for letter in last)) or (
-        bool(module) and (last in ("error", "timeout", "gaierror", "herror") or last.endswith("Error"))
-    )  # such as struct.error, socket.timeout
 
 
 _COLOUR = re.compile("\x1b\\[[0-9;]*[A-Za-z]")
