@@ -68,7 +68,7 @@ class Node:
         self.streams: dict[str, Stream] = {}
         self.is_followed = False
         self.step = self.seq = 0
-        self.sent_mono, self.next_s = 0.0, wire.BEAT_S
+        self.sent_mono, self.next_s, self.beat_s = 0.0, wire.BEAT_S, wire.BEAT_S
         self.outbox: list[bytes] = []
 
     def hello(self) -> dict[str, Any]:
@@ -252,6 +252,7 @@ class Session(asyncssh.SSHServerSession[bytes]):
         self.channel.set_encoding(None)
         if self._is_agent:
             self._node.session, self._node.is_followed, self._node.outbox = self, False, []
+            self._node.beat_s = wire.BEAT_S
             self.channel.write(wire.MAGIC + wire.pack(self._node.hello()))
 
     def data_received(self, data: Any, datatype: Any) -> None:
@@ -261,6 +262,7 @@ class Session(asyncssh.SSHServerSession[bytes]):
             if header.get("op") == "bye":
                 self.channel.close()
                 return
+            self._node.beat_s = header.get("beat_s", self._node.beat_s)
             self._node.send({"re": header["id"], "ok": True, **self._node.reply(header)})
 
     def eof_received(self) -> bool:
@@ -325,10 +327,10 @@ class Fleet:
                 node.sample_tools(time.time_ns(), number)
             if turn % round(METRICS_S / TURN_S) == 0:
                 node.report()
-        beat_s = wire.BEAT_S if node.is_followed else wire.RESTING_BEAT_S
+        beat_s = node.beat_s if node.is_followed else wire.RESTING_BEAT_S
         if now - node.sent_mono >= min(node.next_s, beat_s):
             node.next_s = beat_s
-            node.send({"event": "beat", "rests": node.next_s > wire.BEAT_S})
+            node.send({"event": "beat", "rests": node.next_s > wire.MOST_BEAT_S})
 
     def ready(self) -> list[Node]:
         return [node for node in self.nodes if node.phase == "running" and node.is_followed]

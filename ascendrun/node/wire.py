@@ -2,7 +2,7 @@
 
 A frame is `!II` (header length, body length), the header as UTF-8 JSON (an object), the body. Three kinds:
 
-    request   {"id": 7, "op": "ping", ...}            head to agent, one reply
+    request   {"id": 7, "op": "ping", ...}            head to agent, one reply; any may have "beat_s"
     reply     {"re": 7, "ok": true, ...}              or {"re": 7, "ok": false, "error": {"code", "message", "hint"}}
     event     {"event": "beat", ...}                  agent to head, no request
 """
@@ -28,6 +28,9 @@ HEADER_LIMIT = 16 << 20
 BODY_LIMIT = 4 << 20
 BEAT_S = 2.0
 """The agent sends `beat` at least this often while it follows an attempt and has nothing else to send."""
+MOST_BEAT_S, BEATS_PER_S = 5.0, 100
+"""With more than BEATS_PER_S * BEAT_S hosts, beats are rarer, down to one in MOST_BEAT_S: so many arrive in a second.
+Any request may have the interval from then on (`beat_s`). Three beats fit into the time after which silence counts."""
 RESTING_BEAT_S = 25.0
 """The same without an attempt, when the agent rests: longer than HEAD_BEAT_S, so that replies to pings are enough. A
 beat has whether the next one is that late (`rests`)."""
@@ -44,6 +47,11 @@ READING = frozenset(
 """Requests that start and change nothing of jobs: those of a head without its lease, or of one that was superseded."""
 
 _LENGTHS = struct.Struct("!II")
+
+
+def beat_interval_s(hosts: int) -> float:
+    """Return the interval of beats of an agent that follows an attempt, with so many hosts."""
+    return min(MOST_BEAT_S, max(BEAT_S, round(hosts / BEATS_PER_S, 1)))
 
 
 class FrameError(ValueError):

@@ -23,6 +23,7 @@ from ascendrun.head.protocol.agent_messages import Exec, ExecReply
 from ascendrun.head.protocol.messages import R, Request
 from ascendrun.head.protocol.remote import AgentConnection, ConnectionListener, Fence, Reply
 from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receiver, Stream, StreamClosedError
+from ascendrun.node.wire import beat_interval_s
 from ascendrun.text import Text
 
 CONNECTING_AT_ONCE = 32
@@ -73,6 +74,8 @@ class Connections:
         self._resting: dict[str, Resting] = {}
         self._used_again: deque[Callable[[], None]] = deque()
         self._ticked_mono, self._turn = float("-inf"), 0
+        self.busy_hosts = 0
+        """Hosts of live jobs. The more there are, the rarer are their beats."""
 
     def get(self, host: Host) -> AgentConnection:
         """Return the connection to `host`, which starts to connect; hosts with equal connection settings share it."""
@@ -174,8 +177,10 @@ class Connections:
         turns = min(TURNS, 1 + len(links) // MANY) if now - before < 1.0 / TURNS + TURN_SLACK_S else 1
         self._ticked_mono, self._turn = now, self._turn + 1
         resting = self._turn // turns % RESTING_TURNS
+        beat_s = beat_interval_s(min(self.busy_hosts, len(links)))
         for place, link in enumerate(links[self._turn % turns :: turns]):
             if place % RESTING_TURNS == resting or not link.is_resting:
+                link.beat_s = beat_s
                 link.tick()
 
     def _close_rested(self, until_mono: float) -> None:

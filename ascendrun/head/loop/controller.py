@@ -264,6 +264,7 @@ class Controller:
         sys.setswitchinterval(switch_interval_s(self._links.count))
         if not self._store.is_in_place():
             self._heal()
+        self._links.busy_hosts = sum(len(runner.job.hosts) for runner in self._jobs if not runner.job.is_terminal)
         self._links.tick()
         self._context.replica.tick()
         if self._lease is not None:

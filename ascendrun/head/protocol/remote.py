@@ -123,6 +123,8 @@ class AgentConnection:
         self._retry_mono = 0.0
         self._boot_deadline_mono: float | None = None
         self._useless, self._rest_s = (0.0, 0), 0.0
+        self.beat_s = self._told_beat_s = wire.BEAT_S
+        """The interval of beats that the agent shall keep: the next request has it if it differs from the last one."""
         self._received_mono = self._sent_mono = self._ticked_mono = time.monotonic()
         self.heard_boot_s: float | None = None
         """Seconds from the boot of this machine to the last frame of an agent there; None: none came yet."""
@@ -141,12 +143,13 @@ class AgentConnection:
         return self.is_up and self._rest_s > 0.0 and not self._pending and not self._outbox
 
     def liveness(self) -> str:
-        """Return ALIVE, SUSPECT (6 s without a frame) or UNREACHABLE (15 s, or a failed connect). Both are later by
-        `_rest_s` for an agent that rests: it has announced that its next frame takes longer."""
+        """Return ALIVE, SUSPECT (6 s without a frame; later by as much as beats are rarer than BEAT_S) or UNREACHABLE
+        (15 s, or a failed connect). Both are later by `_rest_s` for an agent that rests: it has announced that its next
+        frame takes longer."""
         silence_s = time.monotonic() - self._received_mono - self._rest_s
         if silence_s >= UNREACHABLE_S or (self.failures and not self.is_up):
             return "UNREACHABLE"
-        return "SUSPECT" if silence_s >= SUSPECT_S else "ALIVE"
+        return "SUSPECT" if silence_s >= SUSPECT_S + self._told_beat_s - wire.BEAT_S else "ALIVE"
 
     def connect(self) -> None:
         """Start to connect now, without back-off, unless it is connected or connecting."""
@@ -201,7 +204,8 @@ class AgentConnection:
                     expired.append(calls.pop(request_id))
             is_silent = self.is_up and now - self._received_mono > UNREACHABLE_S + self._rest_s
             if is_silent and self._connection is not None and self._connection.has_unread():
-                self._received_mono = now - SUSPECT_S  # it is this process that is late: the host is not lost, nor seen
+                # it is this process that is late: the host is not lost, nor seen
+                self._received_mono = now - SUSPECT_S - (self._told_beat_s - wire.BEAT_S)
             elif is_silent:
                 error = agent_bootstrap.no_reply(self.host.name, UNREACHABLE_S)
             elif self._boot_deadline_mono is not None and now > self._boot_deadline_mono:
@@ -352,7 +356,7 @@ class AgentConnection:
             self.peer_address = self._connection.peer_address if self._connection else None
             self.is_up, self._is_connecting, self.failures = True, False, 0
             self.last_error = self.first_error = self._boot_deadline_mono = None
-            self._rest_s = 0.0
+            self._rest_s, self._told_beat_s = 0.0, wire.BEAT_S
         self._listener.on_up(self)
         self._pump()
 
@@ -406,6 +410,8 @@ class AgentConnection:
                 self._sent_mono = time.monotonic()
             try:
                 header = {"id": request_id, "op": call.request.OP, **call.request.to_header()}
+                if self.beat_s != self._told_beat_s:
+                    header["beat_s"] = self._told_beat_s = self.beat_s
                 stream.send(wire.pack(header, call.body), deadline_s=SEND_S)
             except (AscendrunError, StreamClosedError) as error:
                 self.fail(epoch, self._as_error(error))

@@ -118,7 +118,8 @@ class Agent:
             send=lambda header, body: self.outbox.send(header, body),
         )
         is_busy = self._can.follower.is_busy
-        self.outbox = Outbox(out_fd, lambda: self.close(0), lambda: wire.BEAT_S if is_busy() else wire.RESTING_BEAT_S)
+        self._beat_s = wire.BEAT_S
+        self.outbox = Outbox(out_fd, lambda: self.close(0), lambda: self._beat_s if is_busy() else wire.RESTING_BEAT_S)
         self._operations = self._can.table()
         self._operations["watch_head"] = Operation(self._watch_head, "", None)
         self._operations["fence"] = Operation(self._take_fence, "own", 30)
@@ -183,6 +184,7 @@ class Agent:
 
     def _take(self, header: dict[str, Any], body: bytes) -> None:
         name = str(header.get("op"))
+        self._beat_s = min(wire.MOST_BEAT_S, header.get("beat_s", self._beat_s))
         operation = self._operations.get(name)
         if operation is None:
             self._refuse(header.get("id"), OperationError("unknown-op", "unknown-op", op=name, version=wire.PROTOCOL))
@@ -343,7 +345,7 @@ class Outbox:
             self._changed.notify_all()
             if not self._changed.wait_for(lambda: bool(self._frames), min(self._next_s, self._beat_s())):
                 self._next_s = self._beat_s()
-                return wire.pack({"event": "beat", "at_ns": time.time_ns(), "rests": self._next_s > wire.BEAT_S})
+                return wire.pack({"event": "beat", "at_ns": time.time_ns(), "rests": self._next_s > wire.MOST_BEAT_S})
             joined = []
             size = 0
             while self._frames and size < JOIN_BYTES:

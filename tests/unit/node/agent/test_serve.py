@@ -50,6 +50,37 @@ print(Agent(sys.argv[1], agent=[sys.executable, sys.argv[2]], umask=0o077, in_fd
 """
 
 
+BEATS = """
+import os, sys
+from ascendrun.node import wire
+from ascendrun.node.agent.follow import Follower
+from ascendrun.node.agent.serve import Agent
+Follower.is_busy = lambda self: True
+wire.BEAT_S, wire.MOST_BEAT_S, wire.RESTING_BEAT_S = 0.02, 0.1, 0.5
+into, out = os.pipe()
+agent = Agent(sys.argv[1], agent=["agent.pyz"], umask=0o077, in_fd=0, out_fd=out)
+def beats():
+    reader, found = wire.FrameReader(), []
+    while len(found) < 4:
+        found += [header for header, _ in reader.feed(os.read(into, 1 << 16)) if header.get("event") == "beat"]
+    return [(two["at_ns"] - one["at_ns"]) / 1e9 for one, two in zip(found[1:], found[2:])], found[-1]["rests"]
+for beat_s in (None, 0.08, 9.0):
+    agent._take({"id": 1, "op": "ping"} if beat_s is None else {"id": 1, "op": "ping", "beat_s": beat_s}, b"")
+    print(*beats())
+"""
+
+
+def test_an_agent_beats_at_the_interval_that_the_head_asked_for_and_rests_no_longer(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BEATS, str(tmp_path)], stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    usual, rarer, most = (line.rpartition(" ") for line in done.stdout.splitlines())
+    pauses_s = [min(json.loads(pauses)) for pauses, _, _ in (usual, rarer, most)]
+    assert pauses_s[0] >= 0.02 and pauses_s[1] >= 0.08 and pauses_s[2] >= 0.1, pauses_s
+    assert [rests for _, _, rests in (usual, rarer, most)] == ["False"] * 3
+
+
 def test_an_agent_whose_head_is_silent_ends_although_its_connection_is_open(tmp_path: Path) -> None:
     archive = tmp_path / "agent.pyz"
     archive.touch()
