@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+import time
+from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -19,3 +21,23 @@ def get_within(items: queue.SimpleQueue[T], timeout_s: float) -> T:
         return items.get_nowait()
     except queue.Empty:
         return items.get(timeout=max(0.0, timeout_s))
+
+
+def run_within(
+    items: queue.SimpleQueue[T],
+    run: Callable[[T], None],
+    *,
+    until_mono: float,
+    most: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Wait for an item until `until_mono` and run it, then those that are there, `most` in all and none after that
+    time; call it from one thread only."""
+    try:
+        run(get_within(items, until_mono - clock()))
+        for _ in range(most - 1):
+            if clock() >= until_mono:
+                return
+            run(items.get_nowait())
+    except queue.Empty:
+        return

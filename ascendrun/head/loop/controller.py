@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
@@ -40,7 +41,7 @@ from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.state_dir import clock_now
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.store_file import LostLeaseError, give_up
-from ascendrun.head.waiting import get_within
+from ascendrun.head.waiting import run_within
 from ascendrun.node.loader import read_sources
 from ascendrun.node.procs import boot_id
 
@@ -56,7 +57,8 @@ RESTING_TICK_S = 1.0
 AWAY_S = 5.0
 """A longer time between two ticks means that this process was suspended, or that the clock was set."""
 TOGETHER = 1000
-"""Posted calls that run before their results are stored: a thousand ranks start in few commits."""
+"""Posted calls that run before their results are stored: a thousand ranks start in few commits. Those for which there
+is no time before the next tick wait: a thousand connections at once would hold the loop for seconds."""
 SWITCH_S, SWITCH_HOSTS = 0.0005, 100
 """Python lets a busy thread run for 5 ms, and who handles a reply would wait so long after each system call. With more
 hosts the time grows, to 5 ms with 1000: the loop is what is busy then, and with less it is late by seconds."""
@@ -212,9 +214,7 @@ class Controller:
         self._watch.start()
         try:
             while not self._is_over:
-                calls = self._next_calls(next_tick - time.monotonic())
-                for call in calls:
-                    self._guard(call)
+                run_within(self._inbox, self._guard, until_mono=next_tick, most=TOGETHER)
                 if time.monotonic() >= next_tick:
                     self._watch.beat(TICK_S)
                     self._guard(self._tick)
@@ -238,23 +238,13 @@ class Controller:
         self._guard(partial(self._context.replica.close, is_planned=self._is_stopped))
         self._server.close()
         if self.restarts:
-            for call in self._next_calls(0.0):
-                self._guard(call)  # requests that came too late have a reply
+            with suppress(queue.Empty):
+                for _ in range(TOGETHER):
+                    self._guard(self._inbox.get_nowait())  # requests that came too late have a reply
         self._guard(self._notifier.close)
         self._links.close()
         self._store.close()
         self._context.close()
-
-    def _next_calls(self, timeout_s: float) -> list[Callable[[], None]]:
-        """Return the posted calls when there are any; [] after `timeout_s`. Calls of one batch are stored together."""
-        calls: list[Callable[[], None]] = []
-        try:
-            calls.append(get_within(self._inbox, timeout_s))
-            while len(calls) < TOGETHER:
-                calls.append(self._inbox.get_nowait())
-        except queue.Empty:
-            pass
-        return calls
 
     def _end(self) -> None:
         self._is_over = True

@@ -19,7 +19,7 @@ STALL_S = 0.5
 LOOK_S = 0.2
 RECENT_S = 60.0
 _PACKAGE = f"{Path(ascendrun.__file__).parent}/"
-_PASSED_ON = frozenset(("<lambda>", "__call__", "_tick"))
+_PASSED_ON = frozenset(("<lambda>", "__call__", "_tick", "run_within"))
 """Names of functions that only pass the call on."""
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -11,6 +12,7 @@ from ascendrun.core.pulse import Clock, Pulse
 from ascendrun.head.loop.steps import Guard
 from ascendrun.head.loop.watch import LoopWatch
 from ascendrun.head.spool.collector import PRUNE_EVERY_S, LogPruner, NodeSpool
+from ascendrun.head.waiting import run_within
 
 
 class Loop:
@@ -27,7 +29,9 @@ class Loop:
         self.watch.expect(0.25)
         pruner = LogPruner(lambda host, have: None)
         pruner._due_mono -= PRUNE_EVERY_S
-        Guard()(lambda: pruner.tick(self._hold(held_s)))
+        posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        posted.put(lambda: pruner.tick(self._hold(held_s)))
+        run_within(posted, Guard(), until_mono=0.0, most=1)
         self.watch.beat(0.25)
 
     def _hold(self, held_s: float) -> Iterator[tuple[str, NodeSpool]]:
