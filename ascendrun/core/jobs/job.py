@@ -321,11 +321,18 @@ class Job:
         """Return the hosts that no other job may use, also after the end: processes of this job may live there."""
         return tuple(n.host for n in self.nodes if n.host in self.unconfirmed or n.leftovers)
 
+    def place_of(self, host: str) -> int | None:
+        """Return the position of a host's node, usually that of the host, None: it has none."""
+        at = self.hosts.index(host) if host in self.hosts else len(self.nodes)
+        if at < len(self.nodes) and self.nodes[at].host == host:
+            return at
+        return next((at for at, node in enumerate(self.nodes) if node.host == host), None)
+
     def node(self, host: str) -> NodeProgress:
-        for node in self.nodes:
-            if node.host == host:
-                return node
-        raise KeyError(host)
+        at = self.place_of(host)
+        if at is None:
+            raise KeyError(host)
+        return self.nodes[at]
 
 
 # Conversion of the record to plain JSON values and back, for the store.

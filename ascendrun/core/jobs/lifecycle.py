@@ -18,7 +18,7 @@ def advance(job: Job, event: JobInput, *, now_s: float, recent: Callable[[], Seq
 
     `recent` returns the last events of the job; used only for the message of InvalidTransitionError.
     """
-    if isinstance(event, OfNode) and all(node.host != event.host for node in job.nodes):
+    if isinstance(event, OfNode) and job.place_of(event.host) is None:
         return Step(job)  # of an attempt that is over: it arrived late
     draft = Draft(job, now_s, recent)
     event.apply(draft)
