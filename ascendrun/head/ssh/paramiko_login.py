@@ -8,9 +8,11 @@ from __future__ import annotations
 import itertools
 import random
 import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Callable, Optional
 
 from ascendrun.core.errors import AuthenticationError, UnreachableError
@@ -46,6 +48,9 @@ _SOCKET_OPTIONS = (
     (socket.IPPROTO_TCP, "TCP_KEEPCNT", 3),
     (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", USER_TIMEOUT_MS),
 )
+_RTO_MAX_MS = (44, 1000)
+"""TCP_RTO_MAX_MS of linux/tcp.h, since Linux 6.15, and its least value. The kernel sends again what has no
+acknowledgement after a time that doubles: after a cut of 4 s, up to 3 s after the cable is back."""
 _RETRY_S = (0.1, 0.6)
 _KEX = (
     "ecdh-sha2-nistp256",
@@ -392,6 +397,9 @@ def _connect_to(address: Address, timeout_s: float) -> socket.socket:
             option: int | None = getattr(socket, name, None)
             if option is not None:
                 sock.setsockopt(level, option, value)
+        if sys.platform == "linux":
+            with suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, *_RTO_MAX_MS)
         sock.connect(address[1])
     except BaseException:
         sock.close()
