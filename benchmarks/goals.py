@@ -86,11 +86,6 @@ def gone(event: str) -> Measure:
     return lambda rows: jobs.gone_s(rows["jobs"], WARM_JOB, event)
 
 
-def of_cable(rows: Rows) -> float | None:
-    """Of the run with all events, or else of one on a busy machine."""
-    return gone(jobs.CABLE_CUT)(rows) or jobs.gone_s(rows.get("jobs-cable", ()), WARM_JOB, jobs.CABLE_CUT)
-
-
 def start_ms(what: str) -> Measure:
     def measured(rows: Rows) -> float | None:
         wall_s = start.wall(rows["start"], what)
@@ -177,7 +172,7 @@ GOALS = (
     Goal("", "× deepspeed", 0.1, start_ratio("deepspeed")),
     Goal("stop to last process gone, none left", "s", 1.0, gone(jobs.STOP)),
     Goal("the same after SIGKILL of the controller", "s", 1.0, gone(jobs.HEAD_KILLED)),
-    Goal("the same after a cut cable", "s", 1.0, of_cable),
+    Goal("the same after a cut cable", "s", 1.0, gone(jobs.CABLE_CUT)),
     Goal("rank killed to all ranks of all hosts gone", "s", 1.0, gone(jobs.RANK_KILLED)),
     Goal("dead node: SUSPECT", "s", 6.0, of_head("lost", "until all are SUSPECT")),
     Goal("dead node: UNREACHABLE", "s", 15.0, of_head("lost", "until all are UNREACHABLE")),
@@ -202,7 +197,7 @@ def _line(goal: Goal, value: float | None, cpu: float | None) -> tuple[str, ...]
 
 def read_all(folder: Path) -> Rows:
     """A benchmark that has not run yet has no rows."""
-    names = ("exec", "doctor", "jobs", "jobs-cable", "start", "logs", "head", "head-1000", "files")
+    names = ("exec", "doctor", "jobs", "start", "logs", "head", "head-1000", "files")
     return {name: read_rows(folder / f"{name}.csv") if (folder / f"{name}.csv").exists() else [] for name in names}
 
 
