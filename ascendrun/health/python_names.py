@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from ascendrun.ascend.vocabularies import alike
+
 _INSTALLED = re.compile(r"-packages/|lib/python3[\d.]*/|<frozen ")
 
 
@@ -22,3 +24,8 @@ def is_class_name(name: str) -> bool:
     return (last.lstrip("_")[:1].isupper() and any(letter.islower() for letter in last)) or (
         bool(module) and (last in ("error", "timeout", "gaierror", "herror") or last.endswith("Error"))
     )  # such as struct.error, socket.timeout
+
+
+def is_of_helper(name: str, file: str, function: str) -> bool:
+    """Return whether an exception tells that a helper process lost its parent, by its class and its first frame."""
+    return name in alike("lost-parent") and "multiprocessing/" in file and function != "<module>"

@@ -20,6 +20,23 @@ HELPERS = {
     "message": "loader child: EOFError: Ran out of input",
     "child": "[ERROR] TBE Subprocess[task_distribute] raise error[], main process disappeared!",
 }
+HELPERS["traceback"] = """\
+Process ForkServerProcess-2:
+Traceback (most recent call last):
+  File "/usr/lib/python3.10/multiprocessing/process.py", line 314, in _bootstrap
+    self.run()
+  File "/usr/local/Ascend/latest/python/site-packages/tbe/common/repository_manager/route.py", line 262, in distribute
+    key, func_name, detail = resource_proxy[TASK_QUEUE].get()
+  File "/usr/lib/python3.10/multiprocessing/connection.py", line 383, in _recv
+    raise EOFError
+EOFError"""
+HELPERS["feeder"] = """\
+Traceback (most recent call last):
+  File "/usr/lib/python3.10/multiprocessing/queues.py", line 244, in _feed
+    send_bytes(obj)
+  File "/usr/lib/python3.10/multiprocessing/connection.py", line 368, in _send
+    n = write(self._handle, buf)
+BrokenPipeError: [Errno 32] Broken pipe"""
 WATCHDOG = (
     "[rank0]:[E1126 10:00:00.123 compiler_depend.ts:444] [PG 0 Rank 0] Watchdog caught collective operation timeout: "
     "WorkHCCL(SeqNum=118, OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1800512 milliseconds before timing out."
@@ -57,6 +74,12 @@ def explain(err: str, *, code: int = 1) -> Diagnosis:
 def test_helpers_that_fail_after_the_report_of_a_rank(report: str, end: int, code: str, helper: str) -> None:
     found, alone = (explain(f"{report}\n{after}", code=end) for after in (f"{helper}\n{helper}\n", ""))
     assert (found.code, found.domain) == (code, alone.domain)
+
+
+def test_the_exception_of_the_rank_comes_before_that_of_its_helpers() -> None:
+    own = 'Traceback (most recent call last):\n  File "/job/t.py", line 3, in <module>\n    f()\nValueError: 12 heads'
+    found = explain(f"{own}\n{HELPERS['traceback']}\n{HELPERS['feeder']}\n")
+    assert str(found.values["message"]) == "ValueError: 12 heads"
 
 
 def test_a_helper_that_only_lost_its_parent_is_not_the_last_error() -> None:

@@ -24,6 +24,7 @@ from ascendrun.health.diagnosis.lines import rank_lines
 from ascendrun.health.diagnosis.lines.exits import is_signal, signal_of
 from ascendrun.health.diagnosis.lines.tracebacks import TORN_LINES, Chain, Raised, bare_chains, same_exception
 from ascendrun.health.diagnosis.result import CAUSE, CONSEQUENCE, CREDIBLE, SYMPTOM, TEARDOWN, Suspect, without_quotes
+from ascendrun.health.python_names import is_of_helper
 
 MESSAGE_CHARACTERS = 1000
 MESSAGE_LINES = 15
@@ -38,6 +39,9 @@ class Fatal(rank_lines.RankLines):
     def __init__(self, evidence: Evidence, rank: RankEvidence, lines: Sequence[Line], plog: Sequence[Line]) -> None:
         super().__init__(evidence, rank, lines, plog)
         self.until = self._reported_at()
+        ended = min([self.until, *(one.last for one in self.chains if one.final.was_uncaught)])
+        gone = [one for one in self.chains if one.first > ended and is_of_helper(one.final.type, *one.final.caught_in)]
+        self.chains = tuple(one for one in self.chains if one not in gone)
         raised = {index for chain in self.chains for one in chain.raised for index in range(one.first, one.last + 1)}
         late = {one.line for one in self.hits if self.is_aftermath(one.line)} - raised
         self.hits = [one for one in self.hits if one.line not in late or one.signature.family in alike("report-an-end")]
