@@ -195,6 +195,7 @@ def test_the_longest_range_of_a_code_counts() -> None:
         ("the_masters_address_is_not_in_the_environment", Kind.USER, "never"),
         ("npu_out_of_memory", Kind.OOM, "never"),
         ("sdma_error_on_one_device", Kind.DEVICE, "unknown"),
+        ("a_copy_on_the_device_has_an_address_that_is_not_mapped", Kind.DEVICE, "unknown"),
     ],
 )
 def test_what_fails_on_one_host_only_is_started_again_without_it(name: str, kind: Kind, retry: str) -> None:
@@ -202,6 +203,12 @@ def test_what_fails_on_one_host_only_is_started_again_without_it(name: str, kind
     case = next(case for case in CASES if case.name == name)
     found = failure_of(diagnose(case.evidence), case.evidence)
     assert (found.kind, found.retry) == (kind, retry)
+
+
+def test_a_code_of_any_failed_copy_is_no_proof_of_a_fault_of_the_device() -> None:
+    found = diagnose(load(FOLDER / "a_copy_on_the_device_has_an_address_that_is_not_mapped.yaml").evidence)
+    assert (found.domain, found.reason_grade, found.retry) == ("device", Confidence.LIKELY, "unknown")
+    assert "drain" not in render(found).hint
 
 
 def test_one_exception_of_two_attempts_has_one_fingerprint() -> None:

@@ -21,6 +21,7 @@ NEEDS_MORE = frozenset(
     {  # samples, device tools, device addresses and guesses at clocks are not spooled here
         "killed_and_the_kernel_log_is_closed_but_memory_was_gone",
         "an_alarm_on_the_device_after_a_hang",
+        "a_driver_error_code_and_the_kernels_words_are_too_old",
         "a_port_is_down_after_links_timed_out",
         "an_alarm_on_a_device_that_nobody_uses",
         "roce_gives_up_between_two",
