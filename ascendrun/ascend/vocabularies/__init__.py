@@ -53,8 +53,8 @@ SOFT = frozenset(
 class Value:
     """One value. `party`: whose failure it is: self, peer or network. `retry`: whether another attempt helps, "": not
     known. `depth`: of several values of one failure the deepest counts; below 0 it says nothing of its own. `is_outer`:
-    it may hide another value. `is_family`: it is known by its range. `kind`: of the restart, "": by domain and scope.
-    `fix`: of the texts diagnosis.fix.FIX, "": that of the domain.
+    it may hide another value. `is_family`: it is known by its range. `is_ambiguous`: causes of other domains have it,
+    too. `kind`: of the restart, "": by domain and scope. `fix`: of the texts diagnosis.fix.FIX, "": that of the domain.
     """
 
     vocabulary: str
@@ -65,6 +65,7 @@ class Value:
     depth: int = 0
     is_outer: bool = False
     is_family: bool = False
+    is_ambiguous: bool = False
     kind: str = ""
     fix: str = ""
 

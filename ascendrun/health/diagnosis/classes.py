@@ -264,7 +264,7 @@ def _grade_of(values: Sequence[Value], confidence: Confidence, code: str) -> Con
     first, *others = values
     row = signature_of(code)
     is_row = row is not None and row.role == "cause" and row.strength >= PROVEN_FROM and not vocabularies.is_open(code)
-    is_proven = is_row or first.is_hard or (row is None and not vocabularies.is_open(code))
+    is_proven = is_row or (first.is_hard and not first.is_ambiguous) or (row is None and not vocabularies.is_open(code))
     is_general = first.vocabulary == "exceptions" and first.domain == "program"  # it is raised for anything
     disputes = (one for one in others if one.is_hard or (is_general and one.vocabulary == "concepts"))
     is_disputed = any(one.domain != first.domain for one in disputes)
