@@ -135,7 +135,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.mark.parametrize(
     ("host", "victim", "code", "shown"),
     [
-        ("node2", "raylet/raylet", "ray-raylet-died", "(ray)   raylet [exit code=-9"),
+        ("node2", "raylet/raylet", "ray-raylet-died", "(ray) raylet [exit code=-9"),
         pytest.param("node1", "gcs/gcs_server", "ray-gcs-died", "gcs_server [exit code=-9", marks=pytest.mark.thorough),
         pytest.param("node2", "ray::Worker", "exception", "ActorDiedError", marks=pytest.mark.thorough),
         pytest.param("node1", "driver.py", "killed", "SIGKILL", marks=pytest.mark.thorough),
