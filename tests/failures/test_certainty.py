@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from corpus import Builder
+from corpus import FOLDER, Builder, load
 
 from ascendrun.health.diagnosis import Confidence, Diagnosis, diagnose, render
 
@@ -251,3 +251,9 @@ def test_an_exception_without_a_message_is_certain_only_by_an_exact_class(last: 
 def test_the_statement_that_raised_stands_for_a_message() -> None:
     head = CALLED.replace("step()", "assert heads % ranks == 0")
     assert explain({"err": f"{head}AssertionError"}).values["message"] == "AssertionError: assert heads % ranks == 0"
+
+
+def test_a_code_of_any_failed_copy_is_no_proof_of_a_fault_of_the_device() -> None:
+    found = diagnose(load(FOLDER / "a_copy_on_the_device_has_an_address_that_is_not_mapped.yaml").evidence)
+    assert (found.domain, found.reason_grade, found.retry) == ("device", Confidence.LIKELY, "unknown")
+    assert "drain" not in render(found).hint

@@ -205,12 +205,6 @@ def test_what_fails_on_one_host_only_is_started_again_without_it(name: str, kind
     assert (found.kind, found.retry) == (kind, retry)
 
 
-def test_a_code_of_any_failed_copy_is_no_proof_of_a_fault_of_the_device() -> None:
-    found = diagnose(load(FOLDER / "a_copy_on_the_device_has_an_address_that_is_not_mapped.yaml").evidence)
-    assert (found.domain, found.reason_grade, found.retry) == ("device", Confidence.LIKELY, "unknown")
-    assert "drain" not in render(found).hint
-
-
 def test_one_exception_of_two_attempts_has_one_fingerprint() -> None:
     """Paths, numbers and ranks differ between attempts; another exception has another one, and a wait has none."""
     last = "ValueError: shard /data/{} of run {} has no header"
