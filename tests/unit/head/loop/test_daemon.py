@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -28,9 +29,16 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     (tmp_path / "first").mkdir()
     yield tmp_path / "state"
     (tmp_path / "first" / "sitecustomize.py").unlink()
-    for pid in ours(tmp_path):
-        os.kill(pid, signal.SIGKILL)
-    await_that(lambda: not ours(tmp_path))
+    await_that(lambda: not kill_ours(tmp_path))
+
+
+def kill_ours(folder: Path) -> list[int]:
+    """Kill what is there; some may have ended meanwhile, and a guard may have started another one."""
+    found = ours(folder)
+    for pid in found:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return found
 
 
 def ours(folder: Path) -> list[int]:
