@@ -9,6 +9,7 @@ import pytest
 from looks import SILENCE_S, dial, run_planted, says
 from pexpect import EOF
 
+from tests.lib.vcluster import network
 from tests.lib.vcluster import state as states
 from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.machines import BootError
@@ -117,3 +118,19 @@ def _run_mounted(mount, script):
     argv = ["unshare", "--mount", "sh", "-c", f'mount --bind {mount} && {sys.executable} -c "$SCRIPT"']
     environ = {**os.environ, "PYTHONPATH": str(CODE), "SCRIPT": script}
     return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=200)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "before", "after"),
+    [
+        (8, [128, 512, 1024], [128, 512, 1024]),
+        (256, [128, 512, 1024], [16384, 16384, 16384]),
+        (256, [1, 2, 99999], [16384, 16384, 99999]),
+    ],
+)
+def test_many_hosts_raise_the_limits_of_the_table_of_neighbours(tmp_path, hosts, before, after):
+    paths = [tmp_path / f"gc_thresh{number}" for number in (1, 2, 3)]
+    for path, value in zip(paths, before):
+        path.write_text(f"{value}\n")
+    network.admit_neighbours(hosts, tmp_path)
+    assert [int(path.read_text()) for path in paths] == after

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from tests.lib.vcluster import containers, slurm
+from tests.lib.vcluster import containers, network, slurm
 from tests.lib.vcluster import state as states
 from tests.lib.vcluster.faults import Faults
 from tests.lib.vcluster.groups import Groups
@@ -20,7 +20,8 @@ DISK = "64M"
 
 
 class VirtualCluster(Faults):
-    """Hosts node1, node2, … and a head, each in its own namespaces; the machine's own network is not touched.
+    """Hosts node1, node2, … and a head, each in its own namespaces. The machine's own network is not changed, except
+    for limits of the kernel that many hosts need.
 
     `VirtualCluster.up(2)` makes one (a context manager: it is down at the end), `VirtualCluster(folder)` finds it.
     """
@@ -48,6 +49,7 @@ class VirtualCluster(Faults):
             containers.require_containers()
         base = states.base_folder(os.environ)
         sweep(base)
+        network.admit_neighbours(count)
         spec = make_spec(count, disk, **options)
         cluster_id, folder = states.make_folder(base)
         if has_slurm:

@@ -15,6 +15,10 @@ BRIDGE = "vcbr"
 NOWHERE = "02:77:de:ad:00:00"
 """A hardware address that no process has: frames to it are dropped without a reply, as by a firewall."""
 
+MANY_HOSTS, NEIGHBOURS = 100, 64
+"""From so many hosts on the kernel keeps so many addresses for each."""
+NEIGHBOUR_LIMITS = Path("/proc/sys/net/ipv4/neigh/default")
+
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK = 0x8913, 0x8914, 0x8916, 0x891C
 _IFF_UP_RUNNING = 0x41
 
@@ -51,7 +55,17 @@ def quieten_kernel() -> None:
         _set("/proc/sys/net/ipv4/tcp_congestion_control", "reno")
 
 
-def _set(path: str, value: str) -> bool:
+def admit_neighbours(hosts: int, limits: Path = NEIGHBOUR_LIMITS) -> None:
+    """Raise the kernel's limits of known addresses for many hosts: one table, of 1024 at most by default, serves all
+    network namespaces. Where it is full, hosts cannot reach each other. Limits that are larger stay."""
+    if hosts < MANY_HOSTS:
+        return
+    for path in (limits / f"gc_thresh{number}" for number in (3, 2, 1)):  # the largest first
+        if path.exists() and int(path.read_text()) < hosts * NEIGHBOURS:
+            _set(path, str(hosts * NEIGHBOURS))
+
+
+def _set(path: str | Path, value: str) -> bool:
     try:
         Path(path).write_text(value)
     except OSError:
