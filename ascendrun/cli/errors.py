@@ -13,7 +13,7 @@ import click
 
 from ascendrun.cli.output import sanitise, sanitise_line, screen_columns, width_of, wrap
 from ascendrun.core.errors import AscendrunError, InvalidInputError, Problem
-from ascendrun.text import Text, language
+from ascendrun.text import Text, enumerate_texts
 
 EXCERPT_CHARACTERS = 100
 SOURCE_LIMIT_BYTES = 4 * 1024 * 1024
@@ -170,7 +170,7 @@ def _plain(message: object) -> Text | str:
     """Return a message of click in ascendrun's form: lower case, without its final period."""
     if isinstance(message, Text):
         return message
-    short = str(message).removesuffix(".").replace("', '", "'、'" if language() == "zh" else "', '")
+    short = str(message).removesuffix(".").replace("', '", enumerate_texts("''"))
     return short[:1].lower() + short[1:] if short[1:2].islower() else short
 
 

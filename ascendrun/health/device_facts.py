@@ -43,7 +43,7 @@ def _of_cards(text: str) -> Iterator[tuple[int, Text]]:
     chips_each = max((len(chips) for chips in (*cards.ecc.values(), *cards.health.values())), default=1)
     for npu_id, chip in [(npu_id, chip) for npu_id, chips in cards.health.items() for chip in chips]:
         if chip.health in BAD_HEALTH:
-            words = {"codes": ", ".join(chip.error_codes or ()), "details": "; ".join(chip.error_texts or ())}
+            words = {"codes": chip.error_codes or (), "details": "; ".join(chip.error_texts or ())}
             device = npu_id * chips_each + (chip.chip_id or 0)
             yield device, listed("device.alarm", health=chip.health, **words)
     for npu_id, ecc in [(npu_id, ecc) for npu_id, eccs in cards.ecc.items() for ecc in eccs]:

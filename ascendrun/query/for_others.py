@@ -113,7 +113,7 @@ def words_of(request: RunForOther, state_dir: Path, admins: Callable[[], Admins]
                 "queue.not-visible",
                 "{job} not found, or not visible to others",
                 "the job file of a visible job has `visible: group`",
-                job=", ".join(request.jobs),
+                job=list(request.jobs),
             )
         jobs = [*request.jobs]
     return [request.command, *_flags(request), "--", *jobs, *request.words]

@@ -95,7 +95,7 @@ def describe_job(detail: JobDetail, *, wide: bool, now_s: float, why: str | None
 def _directories(by_host: Mapping[str, str]) -> str:
     """Return each directory once, after its hosts, in the form of scp arguments."""
     hosts = grouped((path, host) for host, path in by_host.items())
-    return ", ".join(f"{fold_hosts(names)}:{path}" for path, names in hosts.items())
+    return enumerate_texts(f"{fold_hosts(names)}:{path}" for path, names in hosts.items())
 
 
 def _head(detail: JobDetail, now_s: float) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ import click
 from ascendrun.cli.context import CliContext, report_unreached
 from ascendrun.cli.options import Target, cli_command, output_option, target_options
 from ascendrun.cli.output import Column, format_table, print_record, sanitise_line
-from ascendrun.text import Text
+from ascendrun.text import Text, enumerate_texts
 from ascendrun.text.format import fold_hosts, grouped
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def print_report(report: VerifyReport) -> None:
         shown = "".join(f" | {sanitise_line(line)[:100]}" for line in lines)
         print(f"{outcome.value:<11} {fold_hosts([one.host for one in found])}: {what} ({len(found)}){shown}")
     for claim in report.claims:
-        values = ", ".join(f"{name} {value}" for name, value in claim.values.items())
+        values = enumerate_texts(f"{name} {value}" for name, value in claim.values.items())
         print(f"{claim.outcome.value:<11} {CLAIMS[claim.name]}: {sanitise_line(str(claim.why or values))}")
     if report.archive is not None:
         print(Text("verify.written", "outputs without credentials: {path}; attach it to an issue", path=report.archive))

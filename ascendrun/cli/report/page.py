@@ -269,7 +269,10 @@ def stage_cells(row: StageRow) -> dict[str, str]:
         "tokens_per_s": number(row.tokens_per_s),
         "mfu": percent(row.mfu),
         "loss": number(row.loss),
-        "scores": ", ".join(f"{name.replace('_', ' ')} {number(value)}" for name, value in row.scores.items()) or "–",
+        "scores": text.enumerate_texts(
+            f"{name.replace('_', ' ')} {number(value)}" for name, value in row.scores.items()
+        )
+        or "–",
     }
 
 
@@ -348,7 +351,7 @@ def _throughput(metrics: JobMetrics) -> str | None:
         None if metrics.samples_per_s is None else f"{number(metrics.samples_per_s)} samples/s",
         None if metrics.mfu is None else f"MFU {percent(metrics.mfu)}",
     ]
-    return ", ".join(filter(None, parts)) or None
+    return text.enumerate_texts(filter(None, parts)) or None
 
 
 def _planned_tiles(report: Report) -> Iterator[tuple[str, Text]]:

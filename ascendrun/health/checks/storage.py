@@ -65,8 +65,8 @@ def check_checkpoint_disk(context: CheckContext) -> Iterator[Finding]:
         if path == job.checkpoint.dir and disk.kind and disk.is_remote is False and not facts.is_local
     }
     if kinds:
-        kind = ", ".join(sorted(set(kinds.values())))
-        yield finding("checkpoints-local", Severity.WARN, tuple(kinds), path=job.checkpoint.dir, kind=kind)
+        disks = tuple(sorted(set(kinds.values())))
+        yield finding("checkpoints-local", Severity.WARN, tuple(kinds), path=job.checkpoint.dir, kind=disks)
 
 
 _SAVES = re.compile(r"(?:.*_)?(?:out|outputs?|saves?|ckpts?|checkpoints?)(?:_(?:dir|directory|folder|path))?|outdir")

@@ -35,7 +35,7 @@ def test_checkpoints_on_the_nodes_own_disks_are_told_to_jobs_that_restart():
 
     (local,) = on("xfs", False)
     assert (local.severity, local.hosts) == (Severity.WARN, tuple(NAMES))
-    assert local.values == {"path": "/ckpt", "kind": "xfs"}
+    assert local.values == {"path": "/ckpt", "kind": ("xfs",)}
     assert on("xfs", False, hosts=NAMES[:1])[0].hosts == tuple(NAMES[:1])
     assert not on("nfs4", True) and not on(None, None) and not on("xfs", False, restarts=0)
     assert not on("ext4", False, is_local=True)
