@@ -118,6 +118,20 @@ def known_of(found: Classified, lang: str) -> list[str]:
     return first_text([*pair, *limits, *room], lang)
 
 
+def fixes_in(found: Classified) -> list[str]:
+    """Return the fixes of the values that have the failure's domain."""
+    return [one.fix for one in found.why if one.fix and one.domain == found.domain]
+
+
+def raised_by_of(found: Classified, lang: str) -> list[str]:
+    """Return what to do about the package that raised an exception, and about what called it (CALLED) where its code
+    itself is not at fault."""
+    fixes = fixes_in(found)
+    may_raise = ("program", "data", "environment")[: 2 if fixes else 3]
+    name = "raised-between" if found.given.get("CALLED") and "code" not in fixes else "raised-by"
+    return first_text([name], lang) if found.given.get("PACKAGE") and found.domain in may_raise else []
+
+
 def is_owned(found: Classified) -> bool:
     """Return whether the fix is known by numbers or by the owner: it comes before what the program advises."""
     return any(one.vocabulary in alike("knows-best") and one.domain == found.domain for one in found.why)

@@ -10,7 +10,8 @@ The versions are those that a message or the host has; no other is ever proposed
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from ascendrun.ascend.vocabularies import alike, lacking_in, read_table, says, value_of, wording
@@ -22,12 +23,40 @@ _LIBRARIES = {"torch": "torch", "torch-npu": "torch_npu", "cann-old": "CANN", "n
 """Who provides a symbol, by the fix of its owner."""
 
 
+class Thrown(Protocol):
+    """An exception: its class without the module, the files of its frames below the program's own, the deepest first,
+    and the code that raised it."""
+
+    @property
+    def short_type(self) -> str: ...
+    @property
+    def below(self) -> Sequence[str]: ...
+    @property
+    def statement(self) -> str: ...
+
+
+def packages_in(
+    texts: Sequence[str], raised: Thrown | None, packages: Mapping[str, str | None], where: str
+) -> Mapping[str, str]:
+    """Return the package that raised an exception (PACKAGE, INSTALLED), what called it (CALLED: another package, or the
+    line of the program, "": not known), and both (PACKAGES)."""
+    below = () if raised is None else raised.below
+    found = [*dict.fromkeys(wording("package").findall("\n".join((*texts, *below[::-1])))[::-1])][:2]
+    installed, own = _Installed(packages), where.rpartition(":")[0]
+    is_own = bool(own) and not says(own, "library") and all(Path(file).name != own for file in below)
+    return {
+        "PACKAGE": "".join(found[:1]),
+        "INSTALLED": installed.version("".join(found[:1])),
+        "CALLED": found[1] if len(found) > 1 else where if is_own else "",
+        "PACKAGES": ", ".join(map(installed.shown, found)),
+    }
+
+
 def pair_in(
-    texts: Sequence[str], frames: str, packages: Mapping[str, str | None], where: str, statement: str = ""
+    texts: Sequence[str], frames: str, packages: Mapping[str, str | None], where: str, raised: Thrown | None = None
 ) -> Mapping[str, str]:
     """Return the kind of misfit (PAIR: the end of diagnosis.fix.pair.PAIR) and what its text names; {}: none is known.
-    `frames`: of the traceback, the deepest last; `packages`: versions on the host; `where`: the line of the program,
-    `statement`: the code that raised."""
+    `frames`: of the traceback, the deepest last; `packages`: versions on the host; `where`: the line of the program."""
     mixed = next(filter(None, map(mixed_in, texts)), None)
     if mixed is not None:
         return mixed
@@ -36,9 +65,10 @@ def pair_in(
             found = re.search(pattern, "\n".join(texts), re.M)
             if found is not None:
                 named = {name: text for name, text in found.groupdict().items() if text}
-                inside = [*dict.fromkeys(_PACKAGE.findall(frames)[::-1])]
+                files = _PACKAGE.findall(frames)[::-1] or _PACKAGE.findall("\n".join(raised.below if raised else ()))
+                inside = [*dict.fromkeys(files)]
                 if kind == "argument" and len(inside) > 1:  # the deepest only passes it on, or is the caller itself
-                    named["callee"] = inside[0 if _PASSES.search(statement) else 1]
+                    named["callee"] = inside[0 if _PASSES.search(raised.statement if raised else "") else 1]
                 return _places(kind, named, _Installed(packages), inside, where)
     return {}
 
@@ -98,7 +128,8 @@ def _places(
 
 def _kind_of(kind: str, named: Mapping[str, str], *, caller: str, callee: str, has: str, is_inside: bool) -> str:
     """Return the text that fits; "": none, or the owner of the module has a better one."""
-    is_known = kind == "lacks" and (is_inside or value_of("owners", callee) is not None)
+    owner = value_of("owners", callee) if kind == "lacks" else None
+    is_known = kind == "lacks" and (is_inside or (owner is not None and owner.fix not in _of_pip(named["lacks"])))
     if is_known or (kind in ("argument", "symbol") and not caller):
         return ""
     if kind == "symbol" and not (callee and has):
@@ -111,6 +142,11 @@ def _kind_of(kind: str, named: Mapping[str, str], *, caller: str, callee: str, h
     if kind == "requires" and is_for_pip:
         return direction(has, named["needs"]) if caller else "requires"
     return {"requires": "not-pip", "built": "match"}.get(kind, kind) if not is_for_pip else kind
+
+
+def _of_pip(lacks: str) -> Container[str]:
+    """Return the owners of packages that pip installs, where one lacks a name (`lacks`) and is itself there."""
+    return () if "." in lacks else read_table("package_pairs")["of_pip"]
 
 
 def direction(has: str, needs: str) -> str:
@@ -136,24 +172,20 @@ def _numbers(version: str) -> list[int]:
 # ---------------------------------------------------------------- whether it is one of packages at all
 
 
-class Thrown(Protocol):
-    """An exception: its class without the module, and the files of its frames below the program's own."""
-
-    @property
-    def short_type(self) -> str: ...
-    @property
-    def below(self) -> Sequence[str]: ...
-
-
-def is_of_versions(text: str, frames: str, raised: Thrown | None) -> bool:
+def is_of_versions(text: str, frames: str, raised: Thrown | None, *, is_wide: bool) -> bool:
     """Return whether an exception tells that two packages or the driver do not fit: a package without an attribute that
-    is not the program's own, or a library that passes another one arguments that it does not have."""
+    is not the program's own, on whichever ranks; and where all ranks of their hosts have it (`is_wide`), a library that
+    passes another one arguments that it does not have."""
+    missing = wording("no-attribute").search(text)
+    if missing is not None and not says(text, "being-imported"):
+        own = re.compile(rf"/{missing[1]}[/.]").search
+        is_elsewhere = all(says(line, "library") or own(line) is None for line in frames.splitlines())
+        is_between = value_of("owners", missing[1]) is not None or bool(raised and raised.below)
+        return is_elsewhere and (is_wide or is_between)  # a name that only one rank uses may be misspelt there
+    if not is_wide:
+        return False
     if says(text, "driver-version", "lost-part") or mixed_in(text):
         return True
-    missing = wording("no-attribute").search(text)
-    if missing is not None:
-        own = re.compile(rf"/{missing[1]}[/.]").search
-        return all(says(line, "library") or own(line) is None for line in frames.splitlines())
     if raised is None or not raised.below:
         return False
     packages = set(wording("package").findall("\n".join(raised.below)))

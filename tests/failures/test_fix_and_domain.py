@@ -22,7 +22,8 @@ KEY = "diagnosis.fix."
 ANYWHERE = {"path", "peers", "elsewhere"}
 """What to check in any domain: a path that is not there, whom ranks waited for, an error in other output."""
 MEASURED = {"fragmented": {"device-memory"}, "memory-held": {"device-memory"}, "has-room": {"storage"}}
-OWN = {"raised-by": {"program", "data", "environment"}, "ended-by": {"silent"}, "versions": {"environment"}}
+OF_PACKAGE = {"program", "data", "environment"}
+OWN = {"raised-by": OF_PACKAGE, "raised-between": OF_PACKAGE, "ended-by": {"silent"}, "versions": {"environment"}}
 
 
 def domains() -> dict[str, set[str]]:

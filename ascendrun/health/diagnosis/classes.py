@@ -62,7 +62,7 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
     told += (value for read in vocabularies.GIVE_THE_FIX for value in read(whole))
     is_wide = scope == "all" or is_whole  # software differs between hosts, not between the ranks of one
     raised = ((text, one.frames, one.chain.final if one.chain else None) for one in first for text in one.said)
-    if is_wide and any(is_of_versions(text, frames, final) for text, frames, final in raised):
+    if any(is_of_versions(*one, is_wide=is_wide) for one in raised):
         told.append(Value("exceptions", "versions", "environment", depth=2, is_family=True, fix="versions"))
     values = _ordered(told, phase)
     is_local = is_whole and bool(values) and _is_of_the_host(values[0])

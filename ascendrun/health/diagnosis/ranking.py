@@ -19,7 +19,7 @@ from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Proof, Role, Suspect
 from ascendrun.health.diagnosis.wait_rules import FEW_SHARE, blame_waiting
 from ascendrun.health.hints import named_in
-from ascendrun.health.package_pairs import pair_in
+from ascendrun.health.package_pairs import packages_in, pair_in
 from ascendrun.health.tool_errors import innermost
 from ascendrun.health.wait_limits import limit_in
 from ascendrun.text import Text
@@ -131,25 +131,21 @@ def _given_of(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimel
     first = next((one for one in timelines if one.rank.rank in winner.ranks and one.rank.rank >= 0), None)
     told = first.said if first is not None and first.said else [proof.line for proof in winner.proofs]
     last = None if first is None or first.chain is None else first.chain.final
-    packages = wording("package").findall("\n".join((*told, *(last.below[::-1] if last else ()))))
     host = evidence.host(winner.hosts[0]) if winner.hosts else None
     facts, free = ({}, 0) if host is None else (host.facts, host.disk_free_bytes or 0)
-    between, versions = [*dict.fromkeys(packages[::-1])][:2], facts.get("packages", {})
-    where, environ = str(winner.values.get("where", "?")), facts.get("environ")
+    where, versions, environ = str(winner.values.get("where", "?")), facts.get("packages", {}), facts.get("environ")
     waiting = [one for one in timelines if one.waited][:MOST_WAITING]
     reports = [*(proof.line for proof in winner.proofs), *(text for one in waiting for text in one.said)]
     peers = _peers_of(timelines)
     return {
         **named_in(told, {"accelerator": evidence.device_type, "launcher": evidence.launcher}, environ),
-        **pair_in(told, first.frames if first else "", versions, where, last.statement if last else ""),
+        **packages_in(told, last, versions, where),
+        **pair_in(told, first.frames if first else "", versions, where, last),
         **limit_in([*told, *reports], "\n".join(one.frames for one in waiting), environ),
         "JOB": evidence.job,
         "R": "" if first is None else str(first.rank.rank),
         "N": "" if first is None or first.rank.device is None else str(first.rank.device),
         "HOST": fold_hosts(winner.hosts),
-        "PACKAGE": "".join(packages[-1:]),
-        "INSTALLED": versions.get("".join(packages[-1:]).replace("_", "-"), ""),
-        "PACKAGES": ", ".join(" ".join(filter(None, (one, versions.get(one.replace("_", "-"))))) for one in between),
         "FREE": format_bytes(free) if free > ROOM_BYTES and says("\n".join(told), "no-space") else "",
         "PEERS": "" if winner.ranks else peers,
         "LATE": f"rank{'s' * (len(winner.ranks) > 1)} {fold_numbers(winner.ranks)}"

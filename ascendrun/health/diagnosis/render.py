@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from ascendrun.ascend.signatures import Description, scan, signature_of, strongest
 from ascendrun.ascend.vocabularies import alike, is_of_several, is_open, says, value_of
+from ascendrun.health import hints as steps
 from ascendrun.health.diagnosis.result import Diagnosis, Proof, Role
-from ascendrun.health.hints import first_text, fitting, fixes_of, is_owned, known_of, limit_of, served_by
 from ascendrun.text import Rendered, Text, fill, language, listed, quoted, translations
 from ascendrun.text.format import excerpt, label_ranks
 
@@ -59,23 +59,23 @@ def who(ranks: tuple[int, ...], hosts: tuple[str, ...], labels: Mapping[int, str
 
 def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> Description:
     fits = {**diagnosis.given, "domain": diagnosis.domain}
-    misfit = [*([values["misfit"]] if "misfit" in values else []), *known_of(diagnosis, lang)]
-    limit = limit_of(diagnosis, lang)
+    misfit = [*([values["misfit"]] if "misfit" in values else []), *steps.known_of(diagnosis, lang)]
+    limit = steps.limit_of(diagnosis, lang)
     told = (name for name in ("advice", "solution") if name in values)
     advice = [listed(f"diagnosis.{name}", **{name: values[name]}).render(lang) for name in told]
     if f"diagnosis.{diagnosis.code}.message" in translations("en"):
         texts = {part: _sentence(diagnosis, part, values, lang) for part in ("message", "cause", "hint")}
         hints, of, value = [texts["hint"]], diagnosis.domain, value_of("conclusions", diagnosis.code)
-        doing, waited = (first_text([f"{of}.{values.get(key)}"], lang) for key in ("doing", "waited"))
+        doing, waited = (steps.first_text([f"{of}.{values.get(key)}"], lang) for key in ("doing", "waited"))
         if diagnosis.code == "exception":
             if values.get("where") == "?":
                 said = {"who": values["who"], "reason": values["message"]}
                 texts["message"] = listed("diagnosis.failed-first", **said).render(lang)
             texts["cause"], hints = _of_exception(diagnosis, values, lang, texts["cause"], advice)
         elif is_open(diagnosis.code) and "outside" not in (of, "" if value is None else value.domain):
-            peers = first_text(["peers"], lang) if diagnosis.given.get("PEERS") else []
-            hints = [*peers, *fixes_of(diagnosis, lang), *(limit or waited), *hints]
-        hint = fitting([*misfit, *doing, *hints, *(limit or waited)], fits, lang)
+            peers = steps.first_text(["peers"], lang) if diagnosis.given.get("PEERS") else []
+            hints = [*peers, *steps.fixes_of(diagnosis, lang), *(limit or waited), *hints]
+        hint = steps.fitting([*misfit, *doing, *hints, *(limit or waited)], fits, lang)
         return Description(texts["message"], texts["cause"], hint)
     signature = signature_of(diagnosis.code)
     if signature is None:
@@ -94,11 +94,13 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
         sentence = listed("diagnosis.path", **given, **path)
     else:
         sentence = listed("diagnosis.points-to" if is_of_several(diagnosis.code) else "diagnosis.failed-first", **given)
-    fixes = fixes_of(diagnosis, lang, of_domain=False)
-    is_vague = is_open(diagnosis.code) or signature.role == "symptom" or bool(served_by(diagnosis))
+    fixes = steps.fixes_of(diagnosis, lang, of_domain=False)
+    is_vague = is_open(diagnosis.code) or signature.role == "symptom" or bool(steps.served_by(diagnosis))
     hints = [*advice, *fixes, known.hint] if is_vague else [*advice, known.hint, *fixes]
-    hints = [*fixes, *advice] if is_owned(diagnosis) else hints
-    hint = fitting([*misfit, *hints, *limit], fits, lang) or fitting(fixes_of(diagnosis, lang), fits, lang)
+    hints = [*fixes, *advice] if steps.is_owned(diagnosis) else hints
+    hint = steps.fitting([*misfit, *hints, *limit], fits, lang) or steps.fitting(
+        steps.fixes_of(diagnosis, lang), fits, lang
+    )
     return Description(sentence.render(lang), known.cause, hint)
 
 
@@ -116,22 +118,19 @@ def _of_exception(
 ) -> tuple[str, list[str]]:
     """Return cause and hints of an exception: what its message advises, then what helps, or of the program's own errors
     the words of the catalogue for their class."""
-    where, fixes = values.get("where", "?"), fixes_of(diagnosis, lang)
+    where, fixes = values.get("where", "?"), steps.fixes_of(diagnosis, lang)
     place = listed("diagnosis.see-output") if where == "?" else listed("diagnosis.see-traceback", where=where)
     hits = [hit for hit in scan([(0, f"{values.get('type', '')}: ")]) if hit.signature.code.startswith("python-")]
     best = strongest(hits)
     known = Description("", "", "") if best is None else best.signature.words(lang)
     domain = listed(f"diagnosis.domain.{diagnosis.domain}").render(lang) if fixes else cause
-    names = [one.fix for one in diagnosis.why if one.fix and one.domain == diagnosis.domain]
-    may_raise = ("program", "data") if names else ("program", "data", "environment")
-    is_of_package = diagnosis.given.get("PACKAGE") and diagnosis.domain in may_raise
-    raised_by = first_text(["raised-by"], lang) if is_of_package else []
+    names, raised_by = steps.fixes_in(diagnosis), steps.raised_by_of(diagnosis, lang)
     at_line = diagnosis.domain != "data" and (not names or names[0] in alike("at-a-line"))
-    advised = [*fixes, *advice] if is_owned(diagnosis) else [*advice, *fixes]
+    advised = [*fixes, *advice] if steps.is_owned(diagnosis) else [*advice, *fixes]
     ordered = [*advice, *raised_by, *fixes] if at_line else [*advised, *raised_by]
     if fixes or advice:
         return known.cause or domain, [*ordered, place.render(lang)]
-    elsewhere = first_text(["elsewhere"], lang) if says(values.get("message", ""), "points-elsewhere") else []
+    elsewhere = steps.first_text(["elsewhere"], lang) if says(values.get("message", ""), "points-elsewhere") else []
     return known.cause or domain, [*elsewhere, *ordered, place.render(lang), known.hint]
 
 
