@@ -43,6 +43,7 @@ class AscendrunError(Exception):
     """Base class of all errors. `message` and `hint` are texts; str only for the output of other programs.
 
     `problems`: every fault found, where there may be several. `host`: the one that the message names, None: none.
+    `why_lost`: why a host with this error is unreachable, as a code; None: no more is known than `code`.
     """
 
     code: ClassVar[str] = "internal"
@@ -59,16 +60,26 @@ class AscendrunError(Exception):
         hint: Text | str | None = None,
         problems: Sequence[Problem] = (),
         host: str | None = None,
+        why_lost: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.problems: tuple[Problem, ...] = tuple(problems)
         self.host = host
+        self.why_lost = why_lost
 
     @classmethod
     def of(
-        cls: type[E], key: str, english: str, hint: str | None = None, /, *, host: str | None = None, **values: Any
+        cls: type[E],
+        key: str,
+        english: str,
+        hint: str | None = None,
+        /,
+        *,
+        host: str | None = None,
+        why_lost: str | None = None,
+        **values: Any,
     ) -> E:
         """Make an error of a message and the English of its hint, whose key is `KEY.hint`; they share their values.
 
@@ -76,7 +87,7 @@ class AscendrunError(Exception):
         """
         values = values if host is None else {"host": host, **values}
         error = cls(Text(key, english, **values), hint=None if hint is None else Text(f"{key}.hint", hint, **values))
-        error.host = host
+        error.host, error.why_lost = host, why_lost
         return error
 
     def to_json(self) -> dict[str, Any]:

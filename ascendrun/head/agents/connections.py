@@ -330,6 +330,7 @@ class OneShotCommand:
                 "{host}: connection lost while the command was running: {reason}",
                 host=self._host.name,
                 reason=reason,
+                why_lost="connection-ended",
             )
             self._done(Reply(None, error=Failure.of(error, "connection-lost")))
             self._link.fail(self._turn, error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ascendrun.core import errors
@@ -123,6 +123,7 @@ class AgentBootstrap:
                     "install python3 on the host, or add it to PATH of non-interactive logins",
                     host=self._host,
                     tried=list(loader.PYTHONS),
+                    why_lost="not-started",
                 )
             elif step.kind == loader.FAILED:
                 self._failure = errors.UnreachableError.of(
@@ -131,6 +132,7 @@ class AgentBootstrap:
                     "check space and permissions of ~/.ascendrun on {host}",
                     host=self._host,
                     error=step.detail,
+                    why_lost="not-started",
                 )
 
     def feed_error(self, data: bytes) -> None:
@@ -162,6 +164,7 @@ class AgentBootstrap:
                 "agent.connection-closed",
                 "{host}: connection closed: {reason} (last output: {output})",
                 reason=reason,
+                why_lost="connection-ended",
                 **values,
             )
         return errors.UnreachableError.of(
@@ -169,6 +172,7 @@ class AgentBootstrap:
             "{host}: the login ended before the agent started (exit code {status}; last output: {output})",
             "check that the account has a login shell: ssh {host} true",
             status=status,
+            why_lost="not-started",
             **values,
         )
 
@@ -181,42 +185,11 @@ def is_permanent(error: errors.AscendrunError) -> bool:
     )
 
 
-WHY_LOST: Mapping[str, str] = {
-    "agent.unreachable": "no-reply",
-    "agent.connection-closed": "connection-ended",
-    "agent.connection-lost": "connection-ended",
-    "ssh.connection-ended": "connection-ended",
-    "ssh.connection-failed": "connection-ended",
-    "ssh.connection-lost": "connection-ended",
-    "agent.login-ended": "not-started",
-    "agent.start-timeout": "not-started",
-    "agent.not-installed": "not-started",
-    "agent.no-python": "not-started",
-    "agent.invalid-data": "invalid-data",
-    "agent.internal": "internal",
-    "ssh.refused": "refused",
-    "ssh.openssh-refused": "refused",
-}
-"""By the key of an error, or of a text in it, why a host is unreachable."""
-
-
 def why_lost(error: errors.AscendrunError | None) -> str:
-    """Return the code of why a host is unreachable: of WHY_LOST, else that of the error. None: it does not reply."""
+    """Return the code of why a host is unreachable, by the error of its connection. None: it does not reply."""
     if error is None:
         return "no-reply"
-    told = next((WHY_LOST[text.key] for text in _texts(error.message) if text.key in WHY_LOST), error.code)
-    return "not-connected" if told == errors.UnreachableError.code else told
-
-
-def _texts(message: object) -> Iterator[Text]:
-    """Return a message and the texts among its values."""
-    if isinstance(message, Text):
-        yield message
-        for value in message.values.values():
-            yield from _texts(value)
-    elif isinstance(message, (list, tuple)):
-        for value in message:
-            yield from _texts(value)
+    return error.why_lost or ("not-connected" if error.code == errors.UnreachableError.code else error.code)
 
 
 def closed(host: str) -> errors.UnreachableError:
@@ -242,13 +215,15 @@ def invalid_data(host: str, error: ValueError | errors.InvalidInputError) -> err
         "check that ~/.bashrc prints nothing: ssh {host} true",
         host=host,
         error=error.problems[0].message if isinstance(error, errors.InvalidInputError) else str(error),
+        why_lost="invalid-data",
     )
 
 
 def internal_failure(host: str, error: Exception) -> errors.UnreachableError:
     """Make the error for an internal error while connecting."""
     what = f"{type(error).__name__}: {error}"
-    return errors.UnreachableError.of("agent.internal", "{host}: internal error: {error}", host=host, error=what)
+    english = "{host}: internal error: {error}"
+    return errors.UnreachableError.of("agent.internal", english, host=host, error=what, why_lost="internal")
 
 
 def connect(backend: Backend, host: Host) -> Connection:
@@ -268,14 +243,15 @@ def agent_start_timeout(host: str, limit_s: float) -> errors.UnreachableError:
         "a shell startup file may be blocking; run: ssh {host} true",
         host=host,
         limit_s=limit_s,
+        why_lost="not-started",
     )
 
 
 def no_reply(host: str, limit_s: float) -> errors.UnreachableError:
     return errors.UnreachableError.of(
-        "agent.unreachable", "{host}: no reply for {limit_s:g} s", host=host, limit_s=limit_s
+        "agent.unreachable", "{host}: no reply for {limit_s:g} s", host=host, limit_s=limit_s, why_lost="no-reply"
     )
 
 
-def on_host(host: str, reason: Text | str) -> errors.UnreachableError:
-    return errors.UnreachableError.of("agent.on-host", "{host}: {reason}", host=host, reason=reason)
+def on_host(host: str, reason: Text | str, why_lost: str | None = None) -> errors.UnreachableError:
+    return errors.UnreachableError.of("agent.on-host", "{host}: {reason}", host=host, reason=reason, why_lost=why_lost)

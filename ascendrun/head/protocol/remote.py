@@ -380,7 +380,9 @@ class AgentConnection:
         self._listener.on_down(self, error)
 
     def _as_error(self, error: AscendrunError | StreamClosedError) -> AscendrunError:
-        return error if isinstance(error, AscendrunError) else agent_bootstrap.on_host(self.host.name, error.reason)
+        if isinstance(error, AscendrunError):
+            return error
+        return agent_bootstrap.on_host(self.host.name, error.reason, "connection-ended")
 
     # Sending: one task at a time drains the outbox, so frames keep their order and no caller's thread waits
 

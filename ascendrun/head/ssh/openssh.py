@@ -18,7 +18,9 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Callable
 
 from ascendrun.core import errors
 from ascendrun.core.dataclass import dataclass
@@ -162,7 +164,9 @@ def connect(route: OpensshRoute) -> OpensshConnection:
         except _HungUpError as error:
             pause_s = random.uniform(*_RETRY_S)
             if time.monotonic() + pause_s > until - limits.kex_s - limits.auth_s:
-                raise errors.UnreachableError(error.message, hint=error.hint, host=target.name) from error
+                raise errors.UnreachableError(
+                    error.message, hint=error.hint, host=target.name, why_lost=error.why_lost
+                ) from error
             time.sleep(pause_s)
 
 
@@ -231,7 +235,9 @@ class _Login:
                     output = (self.error_backlog + b"\n" + self._log).decode("utf-8", "replace")
                     error = classify(output, self._target)
                     has_hung_up = _HUNG_UP.search(output)
-                    raise _HungUpError(error.message, hint=error.hint) if has_hung_up else error
+                    raise (
+                        _HungUpError(error.message, hint=error.hint, why_lost=error.why_lost) if has_hung_up else error
+                    )
                 if time.monotonic() > until:
                     raise _no_login(self._target, limit_s)
                 self._read_log(min(0.2, max(until - time.monotonic(), 0.001)))
@@ -289,7 +295,7 @@ def _read_text(path: str) -> str:
         return ""
 
 
-OUTPUTS: Sequence[tuple[str, type[errors.UnreachableError], str, str, str, str]] = (
+OUTPUTS: Sequence[tuple[str, Callable[..., errors.UnreachableError], str, str, str, str]] = (
     # output of ssh, the error, the keys and the English of its message and its hint; the first match counts
     (
         r"REVOKED HOST KEY|marked as revoked",
@@ -358,8 +364,8 @@ OUTPUTS: Sequence[tuple[str, type[errors.UnreachableError], str, str, str, str]]
     ),
     (
         r"Connection refused",
-        errors.UnreachableError,
-        "ssh.openssh-refused",
+        partial(errors.UnreachableError, why_lost="refused"),
+        "ssh.openssh-line",
         "{host} ({endpoint}): {line}",
         "ssh.openssh-connect.hint",
         "check the host, sshd and firewalls: ssh -v {host}",

@@ -322,7 +322,7 @@ def dial(target: SshTarget, tcp_s: float) -> tuple[QuickAckSocket, str]:
     """
     addresses = resolve(target)
     until = time.monotonic() + tcp_s
-    failures: list[Text] = []
+    failures: list[tuple[str, OSError, float]] = []
     for position, address in enumerate(addresses):
         left_s = until - time.monotonic()
         share_s = left_s / (len(addresses) - position)
@@ -331,13 +331,14 @@ def dial(target: SshTarget, tcp_s: float) -> tuple[QuickAckSocket, str]:
         try:
             return QuickAckSocket(_connect_to(address, share_s)), str(address[1][0])
         except OSError as error:
-            failures.append(_failure(str(address[1][0]), error, share_s))
+            failures.append((str(address[1][0]), error, share_s))
     raise UnreachableError.of(
         "ssh.no-connection",
         "{host} ({endpoint}): no TCP connection to port {port} ({errors})",
         "check the host, sshd and firewalls: ssh -p {port} {address}",
         **target.names,
-        errors=failures,
+        errors=[_failure(*failure) for failure in failures],
+        why_lost="refused" if any(isinstance(error, ConnectionRefusedError) for _, error, _ in failures) else None,
     )
 
 
@@ -411,6 +412,4 @@ def _failure(address: str, error: OSError, waited_s: float) -> Text:
     if isinstance(error, socket.timeout):
         return Text("ssh.no-reply", "{address}: no reply within {limit_s:.1f} s", address=address, limit_s=waited_s)
     why = (error.strerror or str(error)).lower()
-    if isinstance(error, ConnectionRefusedError):
-        return Text("ssh.refused", "{address}: {error}", address=address, error=why)
     return Text("ssh.connect-failed", "{address}: {error}", address=address, error=why)

@@ -94,7 +94,7 @@ def test_a_path_with_a_space_stays_one_file() -> None:
             "ssh.openssh-line",
             "addr=",
         ),
-        ("ssh: connect to host 10.0.0.1 port 22: Connection refused", UnreachableError, "ssh.openssh-refused", "sshd"),
+        ("ssh: connect to host 10.0.0.1 port 22: Connection refused", UnreachableError, "ssh.openssh-line", "sshd"),
         ("ssh: connect to host 10.0.0.1 port 22: No route to host", UnreachableError, "ssh.openssh-line", "firewall"),
         ("Connection timed out during banner exchange", UnreachableError, "ssh.openssh-banner", "ssh -v npu01"),
         (
