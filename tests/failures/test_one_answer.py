@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from corpus import case_files, case_of, load
+from corpus import case_files, case_of, load, one_of
 from spooling import make_job, spool_case
 
 from ascendrun.core.dataclass import load_dataclass
@@ -46,7 +46,7 @@ def test_the_view_of_a_failed_job_names_the_ranks_and_hosts_of_its_diagnosis(pat
     assert detail.job.confidence == found.confidence.value
 
 
-@pytest.mark.parametrize("path", FAILED[::40], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", one_of(40, FAILED), ids=lambda path: path.stem)
 def test_the_answer_of_the_child_process_is_that_of_explain(path: Path, tmp_path: Path) -> None:
     case = load(path)
     job_id = spool_case(case, tmp_path)
