@@ -46,15 +46,23 @@ class Bed:
     """A cluster of `count` hosts that all trust the head, and a folder of the head for files of the benchmark.
 
     `disk`: size of each host's disk, as tmpfs takes it. `shared`: where all hosts see one folder, `shared` of this one;
-    with a Slurm they see it where the head does.
+    with a Slurm they see it where the head does. `shares`: further folders of the machine that all hosts see.
     """
 
-    def __init__(self, count: int, *, disk: str = DISK, shared: str | None = None, has_slurm: bool = False) -> None:
+    def __init__(
+        self,
+        count: int,
+        *,
+        disk: str = DISK,
+        shared: str | None = None,
+        shares: Mapping[str, str] = {},
+        has_slurm: bool = False,
+    ) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="ascendrun-bench-")
         self.folder = Path(self._temporary.name)
         self.shared = self.folder / "shared"
         self.shared.mkdir()
-        shares = {} if shared is None else {str(self.shared): shared}
+        shares = {**shares, **({} if shared is None else {str(self.shared): shared})}
         if has_slurm:
             shares[str(self.shared)] = str(self.shared)
         self.cluster = VirtualCluster.up(count, disk=disk, shares=shares, has_slurm=has_slurm)
@@ -80,20 +88,22 @@ class Bed:
         path = os.pathsep.join((os.path.dirname(sys.executable), "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"))
         return {"PATH": path, "HOME": root_home(), "USER": "root", "LANG": "C.UTF-8", **(more or {})}
 
-    def run(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Cost:
+    def run(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S) -> Cost:
         """The command on the head, untimed for the CPU: for what comes before and after a measurement."""
-        asked = {"argv": list(argv), "env": self.environ(env), "timeout_s": TIMEOUT_S}
+        asked = {"argv": list(argv), "env": self.environ(env), "timeout_s": timeout_s}
         assert self._stopwatch.stdin and self._stopwatch.stdout
         self._stopwatch.stdin.write(json.dumps(asked) + "\n")
         self._stopwatch.stdin.flush()
         answer = json.loads(self._stopwatch.stdout.readline())
         return Cost(answer["wall_s"], None, None, answer["status"], answer["tail"])
 
-    def measure(self, argv: Sequence[str], *, env: Mapping[str, str] | None = None) -> Cost:
+    def measure(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None = None, timeout_s: float = TIMEOUT_S
+    ) -> Cost:
         """The command on a resting head, with the CPU time of both sides until they rest again."""
         self.settle()
         head_s, hosts_s = self.cpu_seconds()
-        cost = self.run(argv, env=env)
+        cost = self.run(argv, env=env, timeout_s=timeout_s)
         self.settle()
         head_end_s, hosts_end_s = self.cpu_seconds()
         return Cost(cost.wall_s, head_end_s - head_s, hosts_end_s - hosts_s, cost.status, cost.tail)

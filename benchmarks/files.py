@@ -1,6 +1,9 @@
 """A file to many hosts: ascendrun, clush --copy, pdcp, rsync and scp in a loop; whichever is installed.
 
-python -m benchmarks.files [--hosts 64,256] [--megabytes 5] [--repeat 3] [--results FOLDER]
+python -m benchmarks.files [--hosts 64,256] [--megabytes 5] [--zram] [--repeat 3] [--results FOLDER]
+
+`--zram`: the disks of the hosts are on one in compressed memory (benchmarks/ramdisk.py), for copies that would fit
+nowhere else: 500 MB to 256 hosts are 128 GB. Results of other sizes than 5 MB are files-MEGABYTES.
 """
 
 from __future__ import annotations
@@ -8,14 +11,16 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import count as counted
 from pathlib import Path
 from typing import Callable
 
 from ascendrun.text.format import fold_hosts
-from benchmarks.bed import Bed, Cost
+from benchmarks.bed import TIMEOUT_S, Bed, Cost
 from benchmarks.ours import Ours
+from benchmarks.ramdisk import pages, ram_disk
 from benchmarks.results import RESULTS, Row, Sheet, median, read_rows, shown, table, without_paths, write_page
 from tests.lib.vcluster.machines import HEAD
 from tests.lib.vcluster.network import BRIDGE
@@ -26,6 +31,11 @@ COLUMNS = (
 COLD, WARM, THERE = "ascendrun cp, cold", "ascendrun cp, warm", "ascendrun cp, file is there"
 AT_ONCE = "32"
 INTO = "files"
+STORE = "/store"
+"""Where hosts see the disk that has the copies, with one folder for each."""
+USUAL_MB = 5
+SLOWEST_MB_PER_S = 20.0
+"""Of all hosts together; a command that is slower is ended."""
 LOOP = ["xargs", "-P", AT_ONCE, "-I{}", "-a"]
 Argv = Callable[[str, str, Sequence[str]], "list[str]"]
 """The command line for a file, the file with the names of the hosts, and the hosts."""
@@ -50,33 +60,53 @@ _TIMES = counted(1_000_000_000)
 
 def renew(file: Path, megabytes: int) -> None:
     """Other bytes, of another second: rsync passes over a file of the same size and second."""
-    file.write_bytes(os.urandom(megabytes << 20))
+    with open(file, "wb") as out:
+        out.writelines(pages(megabytes))
     second = next(_TIMES)
     os.utime(file, (second, second))
 
 
+def remove_copies(bed: Bed, hosts: Sequence[str], name: str) -> None:
+    for host in hosts:
+        bed.cluster.path(host, f"/root/{INTO}/{name}").unlink(missing_ok=True)
+
+
 def measure(bed: Bed, hosts: Sequence[str], megabytes: int) -> Iterator[tuple[str, Cost]]:
-    """Each contender once, with a new file; ascendrun without a controller, with one, and with a file that is there."""
+    """Each contender once, with a new file that no host has; ascendrun without a controller, with one, and with a file
+    that is there."""
     file, names = bed.folder / "file", bed.folder / "names"
     names.write_text("".join(f"{host}\n" for host in hosts))
+    timeout_s = TIMEOUT_S + len(hosts) * megabytes / SLOWEST_MB_PER_S
+
+    def run(argv: Sequence[str], env: Mapping[str, str] | None = None, *, is_new: bool = True) -> Cost:
+        if is_new:
+            remove_copies(bed, hosts, file.name)
+            renew(file, megabytes)
+            os.sync()  # what earlier copies left to be written is nothing of this one
+        return bed.measure(argv, env=env, timeout_s=timeout_s)
+
     for program, argv in PEERS.items():
         if shutil.which(program):
-            renew(file, megabytes)
-            yield program, bed.measure(argv(str(file), str(names), hosts))
+            yield program, run(argv(str(file), str(names), hosts))
     ours = Ours(bed)
     copy = ours.argv("cp", "-H", str(ours.hostfile(hosts)), str(file), f"{fold_hosts(hosts)}:{INTO}")
     ours.stop_controller()
     for what in (COLD, WARM, THERE):
-        if what != THERE:
-            renew(file, megabytes)
-        yield what, bed.measure(copy, env=ours.environ())
+        yield what, run(copy, ours.environ(), is_new=what != THERE)
     ours.stop_controller()
 
 
-def run(count: int, megabytes: int, repeats: int, sheet: Sheet) -> None:
-    with Bed(count, disk=f"{64 + 4 * megabytes}m") as bed:
+def run(count: int, megabytes: int, repeats: int, sheet: Sheet, *, is_zram: bool) -> None:
+    with ExitStack() as stack:
+        if is_zram:
+            store = stack.enter_context(ram_disk(1024 + count * megabytes * 5 // 4))
+            bed = stack.enter_context(Bed(count, shares={str(store): STORE}))
+        else:
+            bed = stack.enter_context(Bed(count, disk=f"{64 + 4 * megabytes}m"))
         for host in bed.cluster.hosts:
-            bed.cluster.host_run(host, ["mkdir", "-p", f"/root/{INTO}"], check=True)
+            bed.cluster.host_run(host, ["mkdir", "-p", f"/root/{INTO}", f"{STORE}/{host}"], check=True)
+            if is_zram:
+                bed.cluster.host_run(host, ["mount", "--bind", f"{STORE}/{host}", f"/root/{INTO}"], check=True)
         for repeat in range(repeats):
             before = sent_bytes(bed)
             for what, cost in measure(bed, bed.cluster.hosts, megabytes):
@@ -125,22 +155,25 @@ def render(rows: Sequence[Row]) -> str:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--hosts", default="64,256", metavar="N,…")
-    options.add_argument("--megabytes", type=int, default=5, metavar="N")
+    options.add_argument("--megabytes", type=int, default=USUAL_MB, metavar="N")
+    options.add_argument("--zram", action="store_true", help="the copies are on a disk in compressed memory")
     options.add_argument("--repeat", type=int, default=3, metavar="N")
     options.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
     given = options.parse_args()
-    with Sheet(given.results, "files", COLUMNS) as sheet:
+    name = "files" if given.megabytes == USUAL_MB else f"files-{given.megabytes}"
+    with Sheet(given.results, name, COLUMNS) as sheet:
         for count in map(int, given.hosts.split(",")):
-            run(count, given.megabytes, given.repeat, sheet)
-    size = f"--hosts {given.hosts} --megabytes {given.megabytes}"
+            run(count, given.megabytes, given.repeat, sheet, is_zram=given.zram)
+    size = f"--hosts {given.hosts} --megabytes {given.megabytes}{' --zram' * given.zram}"
+    disk = " The copies are on a compressed disk in memory, faster than a real one." * given.zram
     write_page(
         sheet,
         title="files: one file to many hosts",
-        says=f"{given.megabytes} MB of random bytes to virtual hosts of one machine, all from the head; clush, rsync "
-        f"and scp run {AT_ONCE} at once. Medians. *cold*: without a controller and agents; *file is there*: a second "
-        "time. "
+        says=f"{given.megabytes} MB to virtual hosts of one machine, all from the head; clush, rsync "
+        f"and scp run {AT_ONCE} at once. Medians. Each page of the file repeats a random word: no tool compresses. "
+        "*Cold*: without a controller and agents; *file is there*: a second time; before the others no host has it. "
         "All hosts share the processors of the head, and no link is slow: where it is, the copies that the head sends "
-        "decide.",
+        f"decide.{disk}",
         body=render(read_rows(sheet.path)),
         command=f"python -m benchmarks.files {size} --repeat {given.repeat}",
     )

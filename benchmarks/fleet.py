@@ -70,6 +70,8 @@ class Node:
         self.step = self.seq = 0
         self.sent_mono, self.next_s, self.beat_s = 0.0, wire.BEAT_S, wire.BEAT_S
         self.outbox: list[bytes] = []
+        self.losses = 0
+        """Connections that ended."""
 
     def hello(self) -> dict[str, Any]:
         mine = {
@@ -272,8 +274,10 @@ class Session(asyncssh.SSHServerSession[bytes]):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.can_write.set()
         if self._node.session is self:
             self._node.session = None
+            self._node.losses += 1
 
     def pause_writing(self) -> None:
         self.can_write.clear()
@@ -370,16 +374,36 @@ class Fleet:
         await asyncio.gather(*map(send, nodes))
         return len(nodes) * count * len(piece)
 
-    async def hour(self, hosts: int, samples: int) -> None:
-        """These nodes send their samples of an hour without its pauses, with its times."""
-        began_ns, nodes = time.time_ns() - 3600 * 10**9, self.ready()[:hosts]
-        for number in range(samples):
-            for node in nodes:
-                await node.room()
-                at_ns = began_ns + number * 3600 * 10**9 // samples
-                node.sample_host(at_ns)
-                node.sample_tools(at_ns, number)
-            await asyncio.sleep(0)
+    async def past(self, since_s: float, length_s: float, seconds: float) -> dict[str, int]:
+        """All nodes of jobs send in these seconds, or later where the head takes no more, what they report in
+        `length_s`, from another time on; return how many samples of hosts that were, and connections lost so far."""
+        pace, at_s, sent = length_s / seconds, 0.0, 0
+        while at_s < length_s:
+            began = time.monotonic()
+            for number, node in enumerate(self.nodes):
+                if node.phase == "running" and node.is_followed and node.session is not None:
+                    await node.session.can_write.wait()
+                    sent += self._report_past(node, since_s + at_s + number * TURN_S, pace * TURN_S, number * TURN_S)
+            at_s += pace * TURN_S
+            await asyncio.sleep(max(0.001, TURN_S - (time.monotonic() - began)))
+        return {"samples": sent, "lost": sum(node.losses for node in self.nodes)}
+
+    def _report_past(self, node: Node, phase_s: float, step_s: float, ahead_s: float) -> int:
+        """Send what is due until `step_s` later; return the samples of the host. `ahead_s`: of the node's own turn."""
+
+        def is_due(every_s: float) -> bool:
+            return phase_s // every_s != (phase_s + step_s) // every_s
+
+        every_s, at_ns = node.sampling.get("every_s") or 5.0, int((phase_s - ahead_s) * 1e9)
+        is_sample = is_due(every_s)
+        if is_sample:
+            node.sample_host(at_ns)
+            node.sample_tools(at_ns, int(phase_s // every_s))
+        if is_due(METRICS_S):
+            node.report()
+        if is_due(node.beat_s):
+            node.send({"event": "beat", "rests": False})
+        return int(is_sample)
 
 
 async def main(folder: Path, count: int) -> None:

@@ -69,7 +69,7 @@ class Head:
         (self.folder / ".ssh").mkdir(mode=0o700)
         key = str(self.folder / ".ssh" / "id_ed25519")
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
-        self._fleet = subprocess.Popen(
+        self.fleet = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.fleet", str(self.folder), str(nodes)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -87,20 +87,20 @@ class Head:
 
     def __exit__(self, *_: object) -> None:
         self.run("controller", "stop")
-        self._fleet.kill()
-        self._fleet.wait()
+        self.fleet.kill()
+        self.fleet.wait()
         self._temporary.cleanup()
 
     def _answer(self) -> dict[str, Any]:
-        assert self._fleet.stdout is not None
-        found: dict[str, Any] = json.loads(self._fleet.stdout.readline())
+        assert self.fleet.stdout is not None
+        found: dict[str, Any] = json.loads(self.fleet.stdout.readline())
         return found
 
     def order(self, do: str, **values: object) -> dict[str, Any]:
         """Give the fleet an order; return when it is carried out."""
-        assert self._fleet.stdin is not None
-        self._fleet.stdin.write(json.dumps({"do": do, **values}) + "\n")
-        self._fleet.stdin.flush()
+        assert self.fleet.stdin is not None
+        self.fleet.stdin.write(json.dumps({"do": do, **values}) + "\n")
+        self.fleet.stdin.flush()
         return self._answer()
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
@@ -159,6 +159,13 @@ class Head:
                 self.run("stop", "--now", name)
                 return
         raise AssertionError(self.run("explain", "warm-4").stdout)
+
+    def start_jobs(self, jobs: int) -> tuple[int, int]:
+        """Submit jobs for almost all nodes; return how many nodes these are, and how many of them are enough."""
+        each = round(self.nodes * 0.96) // jobs  # some are idle, as everywhere
+        for number in range(jobs):
+            self.submit(f"job-{number}", each)
+        return each * jobs, round(ENOUGH * each * jobs)
 
     def await_running(self, nodes: int) -> float:
         def are_running() -> bool:
@@ -310,15 +317,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     choice = parser.parse_args(argv)
     prefer(os.getpid())
-    each = round(choice.nodes * 0.96) // choice.jobs  # some are idle, as everywhere
     with Sheet(choice.results, "head", COLUMNS) as sheet:
         with Head(choice.nodes) as head:
             head.warm_up()
             with Measured(sheet, head, "start") as start:
-                for number in range(choice.jobs):
-                    head.submit(f"job-{number}", each)
-                least = round(ENOUGH * each * choice.jobs)
-                note = f"{least} of {each * choice.jobs} nodes, after the last submit"
+                of, least = head.start_jobs(choice.jobs)
+                note = f"{least} of {of} nodes, after the last submit"
                 start.add("until the ranks run", head.await_running(least), "s", note)
             measure_steady(sheet, head, choice.seconds)
             measure_lines(sheet, head, choice.seconds / 3)

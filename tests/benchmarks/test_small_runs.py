@@ -13,7 +13,7 @@ from tests.lib.vcluster.requirements import NotSupportedError, require_all
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT))
-from benchmarks import doctor, goals, jobs, logs, trial  # noqa: E402  (the checkout's root is on no path in pytest's import mode)
+from benchmarks import doctor, files, goals, jobs, logs, ramdisk, trial  # noqa: E402  (the checkout's root is on no path in pytest's import mode)
 from benchmarks import results as pages  # noqa: E402  # as above
 from benchmarks.bed import Bed  # noqa: E402  # as above
 
@@ -32,12 +32,14 @@ def needs_cluster() -> None:
         pytest.skip(reason)
 
 
-def run(benchmark: str, *arguments: str, results: Path) -> list[dict[str, str]]:
-    """The rows it wrote; a failed run fails the test with its own words."""
-    argv = [sys.executable, "-m", f"benchmarks.{benchmark}", "--repeat", "1", "--results", str(results), *arguments]
+def run(benchmark: str, *arguments: str, results: Path, sheet: str = "", repeat: bool = True) -> list[dict[str, str]]:
+    """The rows it wrote; a failed run fails the test with its own words. `sheet`: its name, as the benchmark by
+    default."""
+    once = ("--repeat", "1") if repeat else ()
+    argv = [sys.executable, "-m", f"benchmarks.{benchmark}", *once, "--results", str(results), *arguments]
     done = subprocess.run(argv, cwd=CHECKOUT, capture_output=True, text=True, timeout=DEADLINE_S)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    with open(results / f"{benchmark}.csv", newline="", encoding="utf-8") as file:
+    with open(results / f"{sheet or benchmark}.csv", newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
@@ -70,6 +72,37 @@ def test_doctor_examines_every_host_and_its_cost_is_shown(needs_cluster: None, t
     rows = run("doctor", "--hosts", "1,2", results=tmp_path)
     assert {row["what"] for row in rows} == set(doctor.ORDER) and {row["status"] for row in rows} <= {"0", "3"}
     assert "| 2 | doctor, cold |" in (tmp_path / "doctor.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("disk", ["", "--zram"])
+def test_files_arrive_on_every_host_with_every_tool(needs_cluster: None, tmp_path: Path, disk: str) -> None:
+    if disk and not ramdisk.CONTROL.exists():
+        pytest.skip("Linux has no zram here")
+    size = ("--hosts", "2", "--megabytes", "1", *disk.split())
+    rows = run("files", *size, results=tmp_path, sheet="files-1")
+    assert {row["status"] for row in rows} == {"0"} and {files.COLD, files.WARM, files.THERE} <= {
+        row["what"] for row in rows
+    }
+    copies = {row["what"]: float(row["copies"]) for row in rows}
+    assert copies.pop(files.THERE) < 0.5 and all(1.9 < sent < 3 for sent in copies.values()), (
+        "every tool sends every byte"
+    )
+
+
+def test_the_pages_of_a_large_file_repeat_one_word_each_and_differ() -> None:
+    [block] = ramdisk.pages(1)
+    parts = [block[at : at + 4096] for at in range(0, len(block), 4096)]
+    assert len(block) == 1 << 20 and all(part == part[:8] * 512 for part in parts)
+    assert len(set(parts)) == len(parts)
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_an_hour_passes_on_a_head(tmp_path: Path) -> None:
+    rows = run("hour", "--nodes", "4", "--jobs", "1", "--seconds", "12", results=tmp_path, repeat=False)
+    assert [row["minute"] for row in rows] == [*map(str, range(0, 65, 5)), "after"]
+    assert int(rows[-1]["deleted"]) > 0 and float(rows[-1]["store_mb"]) > 0
 
 
 def test_start_measures_each_command(tmp_path: Path) -> None:
