@@ -3,7 +3,7 @@
 python -m benchmarks.verdicts OTHER_CHECKOUT [--ranks 1024] [--lines 3000] [--repeat 3] [--results FOLDER]
 
 OTHER_CHECKOUT: a work tree of the commit to compare with (git worktree add). Only the time from the evidence in memory
-to the diagnosis counts, in CPU seconds; reading the files is in benchmarks.diagnosis.
+to the diagnosis counts, in CPU seconds, and the memory that it adds; reading the files is in benchmarks.diagnosis.
 """
 
 from __future__ import annotations
@@ -16,24 +16,32 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks import shapes
 from benchmarks.results import RESULTS, Row, Sheet, median, read_rows, shown, table, write_page
 
 CHECKOUT = Path(__file__).parents[1]
-COLUMNS = ("side", "repeat", "case", "cpu_s", "code", "load")
-CASES = ("npu_out_of_memory", "one_silent_node_hccl")
+COLUMNS = ("side", "repeat", "case", "cpu_s", "memory_mb", "code", "load")
+CASES = ("npu_out_of_memory", "one_silent_node_hccl", *shapes.SHAPES)
 MEASURE = """
-import json, sys, time, yaml
+import json, resource, runpy, sys, time, yaml
 from pathlib import Path
-case, ranks, lines = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+case, ranks, lines, shapes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 folder = Path.cwd() / "tests" / "failures"
 sys.path[:0] = [str(Path.cwd()), str(folder)]
 from corpus import Builder
 from ascendrun.health.diagnosis import diagnose
-row = yaml.safe_load((folder / "cases" / f"{case}.yaml").read_text())
-evidence = Builder({**row, "ranks": ranks, "per_host": 8, "steps": lines}, seed=case).evidence()
+made = runpy.run_path(shapes)
+if case in made["SHAPES"]:
+    evidence = made["evidence"](case, ranks, lines)
+else:
+    row = yaml.safe_load((folder / "cases" / f"{case}.yaml").read_text())
+    evidence = Builder({**row, "ranks": ranks, "per_host": 8, "steps": lines}, seed=case).evidence()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 began = time.process_time()
 found = diagnose(evidence)
-json.dump({"cpu_s": time.process_time() - began, "code": found.code}, sys.stdout)
+cpu_s = time.process_time() - began
+memory_mb = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+json.dump({"cpu_s": cpu_s, "memory_mb": memory_mb, "code": found.code}, sys.stdout)
 """
 
 
@@ -42,7 +50,7 @@ def run(other: Path, ranks: int, lines: int, repeats: int, sheet: Sheet) -> None
     for repeat in range(repeats):
         for case in CASES:
             for side, checkout in sides if repeat % 2 == 0 else sides[::-1]:
-                argv = [sys.executable, "-c", MEASURE, case, str(ranks), str(lines)]
+                argv = [sys.executable, "-c", MEASURE, case, str(ranks), str(lines), shapes.__file__]
                 done = subprocess.run(argv, cwd=checkout, stdout=subprocess.PIPE, check=True)
                 sheet.add(
                     side=side, repeat=repeat, case=case, load=f"{os.getloadavg()[0]:.1f}", **json.loads(done.stdout)
@@ -53,10 +61,13 @@ def render(rows: Sequence[Row]) -> str:
     lines = []
     for case in dict.fromkeys(row["case"] for row in rows):
         mine = [row for row in rows if row["case"] == case]
-        other, this = (median([row for row in mine if row["side"] == side], "cpu_s") for side in ("other", "this"))
-        ratio = shown(this / other if this and other else None)
-        lines.append([case, shown(other), shown(this), ratio, mine[-1]["code"]])
-    return table(["failure", "other, CPU s", "this, CPU s", "÷", "diagnosis"], lines)
+        cells = []
+        for column in ("cpu_s", "memory_mb"):
+            other, this = (median([row for row in mine if row["side"] == side], column) for side in ("other", "this"))
+            cells += [shown(other), shown(this), shown(this / other if this and other else None)]
+        lines.append([case, *cells[:5], mine[-1]["code"]])
+    header = ["failure", "other, CPU s", "this, CPU s", "÷", "other, MB", "this, MB", "diagnosis"]
+    return table(header, lines)
 
 
 def main() -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
-from functools import cache
+from functools import cache, lru_cache
 from re import Match, Pattern
 from typing import Callable, Optional
 
+from ascendrun.ascend.line_shapes import SHAPES_KEPT, shape_of
 from ascendrun.core.dataclass import dataclass
 
 LOST, CONNECT, EXEC = "lost", "connect", "exec"
@@ -37,24 +38,30 @@ class PeerMessage:
 Maker = Callable[[Match[str]], PeerMessage]
 
 
-_rows: list[tuple[tuple[str, ...], Pattern[str], Maker]] = []
+_Row = tuple[tuple[str, ...], Pattern[str], Maker]
+_rows: list[_Row] = []
 
 
 def read_messages(text: str) -> Iterator[PeerMessage]:
     """Yield the messages of a line, HCCL's first; usually there is none or one."""
-    if _any_needle().search(text) is None:
-        return
-    for needles, pattern, maker in _rows:
+    for needles, pattern, maker in _rows_by_shape(shape_of(text)):
         if any(needle in text for needle in needles):
             found = pattern.search(text)
             if found is not None:
                 yield maker(found)
 
 
+@lru_cache(SHAPES_KEPT)
+def _rows_by_shape(shape: str) -> Sequence[_Row]:
+    """Return the rows that lines of a shape may match. One search is enough for most shapes, which match none."""
+    if _any_needle().search(shape) is None:
+        return ()
+    return [row for row in _rows if any(shape_of(needle) in shape for needle in row[0])]
+
+
 @cache
 def _any_needle() -> Pattern[str]:
-    """Return one pattern for all rows: one search is enough, since few lines of a log match."""
-    return re.compile("|".join(sorted({re.escape(needle) for needles, _, _ in _rows for needle in needles})))
+    return re.compile("|".join(sorted({re.escape(shape_of(needle)) for needles, _, _ in _rows for needle in needles})))
 
 
 def _message(needles: Sequence[str], pattern: str) -> Callable[[Maker], Maker]:

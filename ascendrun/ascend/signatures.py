@@ -14,6 +14,7 @@ blanks. A pattern does not match inside a word or number of the line. Gaps are b
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 import sys
 from bisect import bisect_right
@@ -24,6 +25,7 @@ from importlib import resources
 from re import Pattern
 from typing import Any
 
+from ascendrun.ascend.line_shapes import SHAPES_KEPT, shape_of
 from ascendrun.ascend.vocabularies import follows, strength_of_role, value_of_row
 from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.text import template_of
@@ -162,14 +164,20 @@ def strongest(hits: Iterable[Hit]) -> Hit | None:
 
 
 class _Matcher:
-    """One pattern of one row; its regular expression is compiled at its first use."""
+    """One pattern of one row; its regular expression is compiled at its first use. `place`: in the order of search."""
 
-    __slots__ = ("row", "pattern", "_regex")
+    __slots__ = ("row", "pattern", "place", "_shapes", "_regex")
 
     def __init__(self, row: Signature, pattern: LinePattern) -> None:
         self.row = row
         self.pattern = pattern
+        self.place = 0
+        self._shapes = tuple(map(shape_of, pattern.literals))
         self._regex: Pattern[str] | None = None
+
+    def fits(self, shape: str) -> bool:
+        """Return whether lines of this shape may match."""
+        return all(part in shape for part in self._shapes)
 
     def values(self, text: str) -> Mapping[str, str] | None:
         """Return the values of the gaps; None if the line does not match."""
@@ -187,7 +195,8 @@ class _Matcher:
 class _Catalogue:
     """The rows, and their patterns in search order: texts that most lines lack come first.
 
-    `_codes`: by error code. `_stems`: by a text that several needles share, then by needle.
+    `_codes`: by error code. `_stems`: by a text that several needles share, then by the needle's shape. `_known`: by
+    the shape of a line, whether it has an error code, and the patterns to try.
     """
 
     def __init__(self, rows: Sequence[Signature]) -> None:
@@ -195,35 +204,57 @@ class _Catalogue:
         self.by_code = {row.code.lower(): row for row in rows}
         self._codes: dict[str, list[_Matcher]] = {}
         self._stems: dict[str, dict[str, list[_Matcher]]] = {}
+        self._known: dict[str, tuple[bool, tuple[_Matcher, ...]]] = {}
         matchers = [_Matcher(row, parse_pattern(text)) for row in rows for text in row.patterns]
         by_needle = [one for one in matchers if not _ERROR_CODE.fullmatch(one.pattern.needle)]
         for matcher in matchers:
             if _ERROR_CODE.fullmatch(matcher.pattern.needle):
                 self._codes.setdefault(matcher.pattern.needle, []).append(matcher)
+        stems: dict[str, list[tuple[str, list[_Matcher]]]] = {}
         for needle, group in _group_by_needle(by_needle).items():
             stem = next((one for one in _STEMS if one in needle), needle)
-            self._stems.setdefault(stem, {})[needle] = group
+            stems.setdefault(stem, []).append((needle, group))
+        ordered = (matcher for groups in stems.values() for _, group in groups for matcher in group)
+        for place, matcher in enumerate(ordered):
+            matcher.place = place
+        for stem, groups in stems.items():
+            of_stem = self._stems.setdefault(shape_of(stem), {})
+            for needle, group in groups:
+                of_stem.setdefault(shape_of(needle), []).extend(group)
 
     def search(self, numbers: Sequence[int], texts: Sequence[str]) -> Iterator[Hit]:
-        for index, matchers in sorted(self._candidates(texts).items()):
+        for number, text, (has_code, matchers) in zip(numbers, texts, self._by_shape(texts)):
+            if has_code:
+                codes = (self._codes.get(place[0], ()) for place in _ERROR_CODE.finditer(text))
+                matchers = (*itertools.chain.from_iterable(codes), *matchers)
             best: dict[str, Hit] = {}
             for matcher in matchers:
-                values = matcher.values(texts[index])
+                values = matcher.values(text)
                 known = best.get(matcher.row.code)
                 if values is not None and (known is None or len(values) > len(known.values)):
-                    best[matcher.row.code] = Hit(matcher.row, numbers[index], texts[index], values)
+                    best[matcher.row.code] = Hit(matcher.row, number, text, values)
             exact = [hit for hit in best.values() if not hit.signature.is_general]
             yield from sorted(exact or best.values(), key=lambda hit: -hit.signature.strength)
 
-    def _candidates(self, texts: Sequence[str]) -> dict[int, list[_Matcher]]:
-        """Return lines with a needle, by index, with the patterns to try; one search per needle, not per line."""
-        joined = "\n".join(texts)
-        starts = _starts(texts)
+    def _by_shape(self, texts: Sequence[str]) -> Iterator[tuple[bool, tuple[_Matcher, ...]]]:
+        """Return for every line what `_known` has of its shape."""
+        if len(self._known) > SHAPES_KEPT:
+            self._known = {}
+        known = self._known  # another thread may replace it
+        shapes = list(map(shape_of, texts))
+        unknown = [shape for shape in dict.fromkeys(shapes) if shape not in known]
+        found = self._candidates(unknown)
+        for index, shape in enumerate(unknown):
+            fitting = [one for one in found.get(index, ()) if one.fits(shape)]
+            ordered = tuple(sorted(fitting, key=lambda one: one.place))
+            known[shape] = (_ERROR_CODE.search(shape) is not None, ordered)
+        return map(known.__getitem__, shapes)
+
+    def _candidates(self, shapes: Sequence[str]) -> dict[int, list[_Matcher]]:
+        """Return the shapes with a needle, by index, with the patterns to try; one search per needle, not per line."""
+        joined = "\n".join(shapes)
+        starts = _starts(shapes)
         found: dict[int, list[_Matcher]] = {}
-        for place in _ERROR_CODE.finditer(joined):
-            matchers = self._codes.get(place[0])
-            if matchers:
-                found.setdefault(bisect_right(starts, place.start()) - 1, []).extend(matchers)
         for stem, needles in self._stems.items():
             if stem not in joined:
                 continue
@@ -232,7 +263,7 @@ class _Catalogue:
                 while at >= 0:
                     index = bisect_right(starts, at) - 1
                     found.setdefault(index, []).extend(matchers)
-                    at = joined.find(needle, starts[index] + len(texts[index]))
+                    at = joined.find(needle, starts[index] + len(shapes[index]))
         return found
 
 

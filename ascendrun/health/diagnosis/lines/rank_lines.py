@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from ascendrun.ascend.line_shapes import is_work
 from ascendrun.ascend.peer_messages import EXEC, LOST, PeerMessage, read_messages
 from ascendrun.ascend.signatures import Hit, scan
 from ascendrun.ascend.vocabularies import alike, class_of, is_kind, is_try, is_warning, says, values_in, wording
@@ -87,8 +88,7 @@ class RankLines:
         raised = [one for chain in self.chains for one in chain.raised]
         reports = {*(hit.line for hit in hits), *(index for one in raised for index in range(one.first, one.last + 1))}
         ordinary = (index for index in range(len(lines)) if index not in reports and lines[index].text.strip())
-        quiet = wording("quiet").search
-        work = [index for index in ordinary if not quiet(lines[index].text)]
+        work = [index for index in ordinary if is_work(lines[index].text)]
         self.after = self._count_after(work)
         self.worked_until_s = max((at_s for index in work if (at_s := lines[index].at_s) is not None), default=None)
         self.chains = tuple(without_handled(chain, hits, lines) for chain in self.chains)
