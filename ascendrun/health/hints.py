@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from ascendrun.ascend.vocabularies import Value, alike, read_table
+from ascendrun.health.what_differs import differing_in
 from ascendrun.text import listed, translations
 
 SHORT = 40
@@ -40,6 +41,9 @@ def named_in(
     found["CACHE"] = next(caches, "")
     hits = ((place, re.search(pattern, whole, re.M)) for place, pattern in table["places"].items())
     found.update({f"${name}": str(text) for name, text in (variables or {}).items() if len(str(text)) <= SHORT})
+    proved = (setting.split("=") for setting, pattern in table["proves"].items() if re.search(pattern, whole))
+    found.update({f"${name}": value for name, value in [*proved][::-1]})
+    found.update(differing_in(whole))
     return {**found, **{place: next(filter(None, hit.groups())) for place, hit in hits if hit is not None}}
 
 
@@ -96,6 +100,7 @@ def fixes_of(found: Classified, lang: str, *, of_domain: bool = True) -> list[st
     domain in its phase; then of the domain in its scope. Of the domain without these; [] for errors of no kind."""
     domain = found.domain
     owned = sorted(found.why, key=lambda one: one.vocabulary not in alike("knows-best"))
+    owned = [one for one in owned if not (one.fix == "memory-held" and found.given.get("CROWD"))]
     fixes = [*served_by(found), *(one.fix for one in owned if one.domain == domain)]
     fixes += [one.fix for one in owned if one.fix == "path"]
     exact = first_text([*fixes, *[f"{domain}.{found.phase}"] * of_domain], lang)
@@ -111,11 +116,14 @@ def limit_of(found: Classified, lang: str) -> list[str]:
 
 def known_of(found: Classified, lang: str) -> list[str]:
     """Return what to do first by the facts of the job: what to install where two packages do not fit
-    (health.package_pairs), which limit of a resource was reached, and that the disk was not full."""
+    (health.package_pairs), what the ranks do unlike (health.what_differs), which limit of a resource was reached, and
+    that the disk was not full."""
     pair = [f"pair.{found.given.get('PAIR')}"] if found.domain in alike("of-packages") else []
     limits = [one.fix for one in found.why if one.vocabulary == "variants" and one.domain == found.domain]
+    field = [f"differs.{found.given.get('FIELD')}"] if found.domain == "collectives" else []
+    crowd = ["crowd"] if found.given.get("CROWD") and found.domain == "device-memory" else []
     room = ["has-room"] if found.given.get("FREE") and found.domain == "storage" else []
-    return first_text([*pair, *limits, *room], lang)
+    return first_text([*pair, *field, *crowd, *limits, *room], lang)
 
 
 def fixes_in(found: Classified) -> list[str]:

@@ -1,4 +1,5 @@
-"""Which limit ended a wait: the option or variable that sets it, and its value, by messages of libraries.
+"""Which limit ended a wait: the option or variable that sets it, and its value, by messages of libraries; and whom
+ranks waited for.
 
 limit_in(["Timed out after 601 seconds waiting for clients. 1/2 clients joined."], frames="")
 {"LIMITED": "init_process_group(timeout=...)", "AFTER": "10 min 1 s"}
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from ascendrun.ascend.peer_messages import PeerMessage
 from ascendrun.ascend.vocabularies import read_table
 from ascendrun.text.format import format_duration
 
@@ -33,3 +35,13 @@ def limit_in(texts: Iterable[str], frames: str, variables: Mapping[str, object] 
         name for pattern, name in table["of_group"].items() if row.get("is_of_group") and re.search(pattern, frames)
     )
     return {"LIMITED": next(options, row["set"]), "AFTER": "" if after is None else format_duration(after)}
+
+
+def peers_in(messages: Iterable[tuple[int, PeerMessage]]) -> str:
+    """Return whom the messages of ranks that waited name: ranks, else addresses, else how many came; "": none. Each is
+    with the rank that wrote it."""
+    told = [(rank, message) for rank, message in messages if message.wait is not None]
+    ranks = sorted({rank for own, message in told for rank in message.ranks if rank != own})
+    hosts = dict.fromkeys(address for _, message in told for address, _ in message.addresses)
+    joined = dict.fromkeys("{joined}/{expected}".format_map(one.values) for _, one in told if "joined" in one.values)
+    return f"rank {', '.join(map(str, ranks))}" if ranks else ", ".join(hosts or joined)

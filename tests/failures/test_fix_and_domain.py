@@ -21,7 +21,13 @@ FOLDER = Path(__file__).parents[2] / "ascendrun/ascend/vocabularies"
 KEY = "diagnosis.fix."
 ANYWHERE = {"path", "peers", "elsewhere"}
 """What to check in any domain: a path that is not there, whom ranks waited for, an error in other output."""
-MEASURED = {"fragmented": {"device-memory"}, "memory-held": {"device-memory"}, "has-room": {"storage"}}
+MEASURED = {
+    **{f"differs.{name}": {"collectives"} for name in read_table("hints")["fields"]},
+    "crowd": {"device-memory"},
+    "fragmented": {"device-memory"},
+    "memory-held": {"device-memory"},
+    "has-room": {"storage"},
+}
 OF_PACKAGE = {"program", "data", "environment"}
 OWN = {"raised-by": OF_PACKAGE, "raised-between": OF_PACKAGE, "ended-by": {"silent"}, "versions": {"environment"}}
 

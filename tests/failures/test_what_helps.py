@@ -69,3 +69,139 @@ def test_what_called_the_package_that_raised_is_named_too(frames: str, caller: s
 def test_torch_npu_raises_for_others() -> None:
     frames = f'{HEAD}  File "/job/a.py", line 3, in go\n  File "{SITE}/torch_npu/utils/guard.py", line 9, in wrap\n'
     assert "`torch_npu` raised it" not in explain(f"{frames}RuntimeError: no stream for this call").hint
+
+
+# ---------------------------------------------------------------- what ranks do unlike
+
+FINGERPRINT = (
+    "CollectiveFingerPrint(SequenceNumber={}, OpType={}, TensorShape=[{}], TensorDtypes={}, TensorDeviceTypes=x)"
+)
+SAME = (9, "ALLREDUCE", "64, 8", "Float")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "fix"),
+    [
+        (0, 11, "one rank is at call `9` of the group and another at call `11`"),
+        (1, "BROADCAST", "one rank calls `ALLREDUCE` where another calls `BROADCAST`"),
+        (2, "65, 8", "one call has the shape `64, 8` on one rank and `65, 8` on another"),
+        (3, "Half", "one call has the type `Float` on one rank and `Half` on another"),
+    ],
+)
+def test_the_field_in_which_two_calls_differ_is_named_with_both_values(place: int, value: Any, fix: str) -> None:
+    other = [*SAME[:place], value, *SAME[place + 1 :]]
+    own, theirs = FINGERPRINT.format(*SAME), FINGERPRINT.format(*other)
+    head = "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: "
+    found = explain(f"{HEAD}{head}{own}, but Rank 1 is running collective: {theirs}.")
+    assert found.domain == "collectives" and found.hint.startswith(fix)
+    assert "TORCH_DISTRIBUTED_DEBUG" not in found.hint  # it is on
+
+
+def test_sizes_that_a_transport_compares_are_of_the_collectives_and_not_of_the_network() -> None:
+    line = "a1:7:9 [0] transport/net_ib.cc:77 NCCL WARN NET/IB : req 1/1 peer 10.0.0.3<40000> "
+    found = explain(f"{line}collective mismatch error, local size 1024 remote size 4096", family="cuda")
+    assert found.domain == "collectives"
+    assert found.hint.startswith("the sizes of one call differ, `1024` and `4096`")
+
+
+OUT = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 80.00 GiB"
+HELD = " of which 5.00 MiB is free. {} this process has 20.00 GiB memory in use."
+
+
+@pytest.mark.parametrize(("pids", "is_crowd"), [((40010, 40020), True), ((3, 4, 5), True), ((3,), False)])
+def test_ranks_that_share_a_device_are_not_called_processes_of_others(pids: tuple[int, ...], is_crowd: bool) -> None:
+    listed = " ".join(f"Process {pid} has 19.00 GiB memory in use." for pid in pids)
+    found = explain(f"{HEAD}{OUT}{HELD.format(listed)}", family="cuda")
+    assert found.domain == "device-memory"
+    assert (f"`{len(pids) + 1}` processes of this job hold memory of the same device" in found.hint) is is_crowd
+    assert not (is_crowd and "end those of an earlier job" in found.hint)
+
+
+# ---------------------------------------------------------------- the layer of the network
+
+SOCKETS = "nc -vz 10.7.0.4 50100"
+
+
+@pytest.mark.parametrize(
+    ("warning", "domain", "fix"),
+    [
+        ("misc/socket.cc:50 NCCL WARN socketStartConnect: Connect to 10.7.0.4<50100> failed", "network", SOCKETS),
+        ("bootstrap.cc:90 NCCL WARN could not use the ring at 10.7.0.4<50100>", "network", SOCKETS),
+        ("proxy.cc:9 NCCL WARN the call Setup to rank 2 was refused", "network", "NCCL_IB_HCA"),
+        ("transport/nvls.cc:3 NCCL WARN Cuda failure 1 'invalid argument'", "device", "nvidia-fabricmanager"),
+    ],
+)
+def test_the_part_of_nccl_that_warns_gives_the_layer_to_check(warning: str, domain: str, fix: str) -> None:
+    found = explain(f"w0:7:9 [0] {warning}\nw0:7:9 [0] NCCL INFO init.cc:1 -> 2", family="cuda")
+    assert found.domain == domain and fix in found.hint
+    assert "NCCL_DEBUG=INFO" not in found.hint  # it is on
+
+
+# ---------------------------------------------------------------- what advises, and what only warns or lists
+
+
+def test_a_warning_in_the_same_output_advises_nothing() -> None:
+    warning = (
+        "(Actor pid=7) [rank3]:[W714 10:11:12.123456 a.cpp:9] Warning: a thing is off. You can set OTHER_SWITCH=0 then."
+    )
+    found = explain(f"{HEAD}RuntimeError: the value of plan_size must be 4\n{warning}")
+    assert "OTHER_SWITCH" not in found.hint
+
+
+def test_an_item_of_a_list_of_reasons_is_no_advice() -> None:
+    message = (
+        "the graph ran twice. It has one of the following reasons: 1) Use of a layer in two places. 2) A lost hook."
+    )
+    found = explain(f"{HEAD}RuntimeError: {message}")
+    assert "the program says" not in found.hint
+    assert found.hint.startswith("the message lists what may be the reason: check each item")
+
+
+# ---------------------------------------------------------------- operands, headers, libraries to link
+
+
+@pytest.mark.parametrize(
+    ("report", "fix"),
+    [
+        (
+            "EZ1001: [PID: 7] 2026-06-01-08:30:11.204.512 The shape of scale cannot be used with x.",
+            "the shapes or sizes",
+        ),
+        ("AclNN_Parameter_Error(EZ1001): Dimension 2 of self is 7 and that of other is 9.", "the shapes or sizes"),
+        (
+            "AclNN_Parameter_Error(EZ1001): expected a tensor for weightScale, but it is nullptr.",
+            "an operand is missing",
+        ),
+    ],
+)
+def test_a_rejected_operand_has_the_hint_of_the_property_that_is_wrong(report: str, fix: str) -> None:
+    raised = "RuntimeError: mm:a.ts:9 NPU function error: call aclnnMm failed, error code is 161002"
+    found = explain(f"{HEAD}{raised}\n{report}")
+    assert found.domain == "program" and found.hint.startswith(fix)
+
+
+@pytest.mark.parametrize(
+    ("line", "fix", "not_fix"),
+    [
+        (
+            "op.cpp:3:10: fatal error: acl/acl_op.h: No such file or directory",
+            "the CANN toolkit has this header",
+            "older",
+        ),
+        ("op.cpp:3:10: fatal error: nccl.h: No such file or directory", "this builds for CUDA", "two CUDA"),
+        ("/usr/bin/ld: cannot find -lcuda: No such file or directory", "lib64/stubs", "two CUDA"),
+        ("/usr/bin/ld: cannot find -lascendcl", "the CANN toolkit has this header or library", "older"),
+        ("op.cpp:1:10: fatal error: infiniband/verbs.h: No such file or directory", "libibverbs-dev", "CANN"),
+        ("op.cpp:1:10: fatal error: torch/extension.h: No such file or directory", "--no-build-isolation", "CANN"),
+    ],
+)
+def test_who_installs_a_header_or_a_library_to_link_gives_the_hint(line: str, fix: str, not_fix: str) -> None:
+    frames = f'{HEAD}  File "/job/a.py", line 3, in build\n'
+    raised = "subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1."
+    found = explain(f"{line}\n{frames}{raised}", family="other")
+    assert found.domain == "environment" and fix in found.hint and not_fix not in found.hint
+
+
+def test_a_device_of_number_minus_one_was_not_selected() -> None:
+    found = explain(f"{HEAD}RuntimeError: there is no stream for a tensor on device -1")
+    assert "on every rank: init_process_group, set_device" in found.hint

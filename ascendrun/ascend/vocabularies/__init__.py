@@ -254,12 +254,13 @@ def concepts_in(text: str) -> Iterator[Value]:
 
 
 def lacking_in(text: str) -> Iterator[Value]:
-    """Yield the owner of each module, library, symbol or variable that a text reports as missing: it gives the fix. A
-    mangled symbol is of its outer namespace."""
+    """Yield the owner of each module, library, header, symbol or variable that a text reports as missing: it gives the
+    fix. A mangled symbol is of its outer namespace; a header is <NAME>, a library to link -lNAME."""
     for found in wording("lacks").finditer(text):
         kind = str(found.lastgroup)
         mangled = wording("mangled").match(found[kind])
         name = found[kind] if mangled is None else f"{mangled[2][: int(mangled[1])]}::"
+        name = {"header": f"<{name}>", "link": f"-l{name}"}.get(kind, name)
         value = value_of("owners", name) or value_of("owners", f"any {kind.rstrip('0123456789')}")
         if value is not None:
             yield value

@@ -20,8 +20,9 @@ from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, 
 from ascendrun.health.diagnosis.wait_rules import FEW_SHARE, blame_waiting
 from ascendrun.health.hints import named_in
 from ascendrun.health.package_pairs import packages_in, pair_in
-from ascendrun.health.tool_errors import innermost
-from ascendrun.health.wait_limits import limit_in
+from ascendrun.health.tool_errors import advised_in, innermost
+from ascendrun.health.wait_limits import limit_in, peers_in
+from ascendrun.health.what_differs import crowd_in
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts, fold_numbers, format_bytes
 
@@ -110,7 +111,6 @@ def _told_of(
     proofs = [result.proof_of(evidence, line, one.rank) for one, line in logged if is_plain]
     coded = [*known, *said, *(line.text for one in first for line in one.plog)]
     lines = [*(proof.line for proof in proofs), *coded]
-    advice = next((match[1] for match in map(wording("advice").search, said) if match is not None), "")
     inner = wording("last-error").search("\n".join(said)) if winner.code == "exception" else None
     detail = cann_detail(lines) or (inner["text"] if inner is not None else lines[0] if proofs else "")
     waits = Counter(one.waited for one in timelines if one.waited and (winner.rules or not winner.strength))
@@ -121,25 +121,32 @@ def _told_of(
     steps = (wording("vendor-solution").search(line.text) for line in printed if is_stock and not winner.rules)
     solution = next((match["text"] for match in steps if match is not None), "")
     inner_line = innermost((*known, *said), [line.text for line in printed])
-    shown = {"last" if "last" in winner.values else "message": inner_line}
-    found = {"advice": advice, "solution": solution, "detail": detail, "waited": waited, "doing": doing, **shown}
+    shown = {"advice": advised_in(said), "last" if "last" in winner.values else "message": inner_line}
+    found = {"solution": solution, "detail": detail, "waited": waited, "doing": doing, **shown}
     return proofs, {key: text for key, text in found.items() if text}
 
 
 def _given_of(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeline]) -> Mapping[str, str]:
     """Return what a hint may name: of the job, the first rank, its message, and the short variables of its host."""
     first = next((one for one in timelines if one.rank.rank in winner.ranks and one.rank.rank >= 0), None)
-    told = first.said if first is not None and first.said else [proof.line for proof in winner.proofs]
+    told = (
+        first.said
+        if first is not None and first.said
+        else [proof.line for proof in winner.proofs if isinstance(proof.text, str)]
+    )
     last = None if first is None or first.chain is None else first.chain.final
     host = evidence.host(winner.hosts[0]) if winner.hosts else None
     facts, free = ({}, 0) if host is None else (host.facts, host.disk_free_bytes or 0)
     where, versions, environ = str(winner.values.get("where", "?")), facts.get("packages", {}), facts.get("environ")
     waiting = [one for one in timelines if one.waited][:MOST_WAITING]
     reports = [*(proof.line for proof in winner.proofs), *(text for one in waiting for text in one.said)]
-    peers = _peers_of(timelines)
+    peers = peers_in((one.rank.rank, message) for one in timelines for message in one.messages)
     return {
         **named_in(told, {"accelerator": evidence.device_type, "launcher": evidence.launcher}, environ),
         **packages_in(told, last, versions, where),
+        **crowd_in(
+            "\n".join(told), first.rank if first else None, [one for one in evidence.ranks if one.host in winner.hosts]
+        ),
         **pair_in(told, first.frames if first else "", versions, where, last),
         **limit_in([*told, *reports], "\n".join(one.frames for one in waiting), environ),
         "JOB": evidence.job,
@@ -152,15 +159,6 @@ def _given_of(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimel
         if winner.rules and winner.ranks
         else peers,
     }
-
-
-def _peers_of(timelines: Sequence[RankTimeline]) -> str:
-    """Return whom the messages of ranks that waited name: ranks, else addresses, else how many came; "": none."""
-    told = [(one.rank.rank, message) for one in timelines for message in one.messages if message.wait is not None]
-    ranks = sorted({rank for own, message in told for rank in message.ranks if rank != own})
-    hosts = dict.fromkeys(address for _, message in told for address, _ in message.addresses)
-    joined = dict.fromkeys("{joined}/{expected}".format_map(one.values) for _, one in told if "joined" in one.values)
-    return f"rank {', '.join(map(str, ranks))}" if ranks else ", ".join(hosts or joined)
 
 
 # ---------------------------------------------------------------- the choice

@@ -1,0 +1,45 @@
+"""What two ranks do unlike: the field of a collective that differs, with both values, and ranks that share a device.
+
+differing_in("collective mismatch error, local size 4096 remote size 512")
+{"FIELD": "size", "OWN": "4096", "THEIRS": "512"}
+crowd_in("Process 71 has 9.00 GiB memory in use … this process has …", rank, ranks)    {"CROWD": "2"}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from ascendrun.ascend.vocabularies import read_table, wording
+
+MOST_CHARACTERS = 60
+CROWD_FROM = 3
+"""Ranks of a host from which on as many processes on one device are these, also where a container has other numbers."""
+
+
+def differing_in(text: str) -> Mapping[str, str]:
+    """Return the first field whose values differ, by what a library prints of both sides; {}: none is known."""
+    for field, patterns in read_table("hints")["fields"].items():
+        for found in filter(None, (re.search(pattern, text, re.S) for pattern in patterns)):
+            own, theirs = (found[side].strip()[:MOST_CHARACTERS] for side in ("own", "theirs"))
+            if own != theirs:
+                return {"FIELD": field, "OWN": own, "THEIRS": theirs}
+    return {}
+
+
+class Started(Protocol):
+    """A rank that was started."""
+
+    @property
+    def pid(self) -> int | None: ...
+
+
+def crowd_in(text: str, own: Started | None, ranks: Collection[Started]) -> Mapping[str, str]:
+    """Return how many processes of the job hold memory of one device, by what an allocator lists: it names its own
+    apart or among them. `own`: the rank, `ranks`: all of its host."""
+    listed = {int(pid) for pid in wording("holds-memory").findall(text)}
+    count = len(listed) + ("this process has" in text)
+    others = listed - {own.pid if own is not None else None}
+    is_own = not others.isdisjoint({one.pid for one in ranks}) or CROWD_FROM <= len(ranks) <= count
+    return {"CROWD": str(count)} if count > 1 and len(ranks) > 1 and is_own else {}
