@@ -7,21 +7,19 @@ Two ranks on each of two hosts, a third host is the job's spare. About two minut
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import yaml
 
 from benchmarks.bed import Bed
 from benchmarks.ours import Ours
-from benchmarks.results import RESULTS, Row, Sheet, median, read_rows, shown, table, write_page
+from benchmarks.results import Row, Sheet, median, repeated, shown, table
 from tests.lib.vcluster.processes import await_true
 
 COLUMNS = ("event", "repeat", "judged_s", "running_s", "pause_s", "head_cpu_share", "load")
@@ -174,18 +172,8 @@ SAYS = (
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--repeat", type=int, default=5, metavar="N", help="repetitions  [default: %(default)s]")
-    options.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
-    given = options.parse_args()
-    with Sheet(given.results, "recovery", COLUMNS) as sheet:
-        run(given.repeat, sheet)
-    write_page(
-        sheet,
-        title="recovery: until the next attempt runs",
-        says=SAYS,
-        body=render(read_rows(sheet.path)),
-        command=f"python -m benchmarks.recovery --repeat {given.repeat}",
+    repeated(
+        __doc__, "recovery", COLUMNS, run, render, title="recovery: until the next attempt runs", says=SAYS, repeat=5
     )
 
 

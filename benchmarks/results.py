@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import datetime
 import os
@@ -13,7 +14,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TextIO
+from typing import Callable, TextIO
 
 from ascendrun import __version__
 
@@ -106,6 +107,28 @@ def write_page(sheet: Sheet, *, title: str, says: str, body: str, command: str) 
     fresh = sheet.path.with_suffix(".new")
     fresh.write_text(text, encoding="utf-8")
     os.replace(fresh, sheet.path.with_suffix(".md"))
+
+
+def repeated(
+    doc: str | None,
+    name: str,
+    columns: Sequence[str],
+    run: Callable[[int, Sheet], None],
+    render: Callable[[Sequence[Row]], str],
+    *,
+    title: str,
+    says: str,
+    repeat: int,
+) -> None:
+    """The command of a benchmark whose only size is the number of its repetitions, `repeat` unless it has another."""
+    options = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--repeat", type=int, default=repeat, metavar="N", help="repetitions  [default: %(default)s]")
+    options.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
+    given = options.parse_args()
+    with Sheet(given.results, name, columns) as sheet:
+        run(given.repeat, sheet)
+    command = f"python -m benchmarks.{name} --repeat {given.repeat}"
+    write_page(sheet, title=title, says=says, body=render(read_rows(sheet.path)), command=command)
 
 
 def provenance(command: str, began: str) -> str:

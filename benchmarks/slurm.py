@@ -5,7 +5,6 @@ python -m benchmarks.slurm [--repeat 10] [--results FOLDER]
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import importlib.util
 import json
@@ -20,7 +19,7 @@ import yaml
 from benchmarks.bed import Bed
 from benchmarks.launchers import HOSTS, JOB, RANK, RANKS_PER_HOST
 from benchmarks.ours import Ours
-from benchmarks.results import RESULTS, Row, Sheet, median, read_rows, shown, table, write_page
+from benchmarks.results import Row, Sheet, median, repeated, shown, table
 from benchmarks.trial import Trial
 from tests.lib.vcluster import slurm
 from tests.lib.vcluster.processes import await_true
@@ -114,7 +113,13 @@ def ways(bed: SlurmBed) -> Iterator[Way]:
         yield Way(STEP + suffix, ["srun", "--overlap", "--jobid=ALLOCATION", *shape, *argv])
 
 
-def run(bed: SlurmBed, repeats: int, sheet: Sheet) -> None:
+def run(repeats: int, sheet: Sheet) -> None:
+    bed = SlurmBed()
+    with bed:
+        run_on(bed, repeats, sheet)
+
+
+def run_on(bed: SlurmBed, repeats: int, sheet: Sheet) -> None:
     """The first repetition puts files and agents in their places, and does not count."""
     for repeat in range(-1, repeats):
         for way in ways(bed):
@@ -176,19 +181,8 @@ SAYS = (
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--repeat", type=int, default=10, metavar="N", help="repetitions  [default: %(default)s]")
-    options.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
-    given = options.parse_args()
-    bed = SlurmBed()
-    with Sheet(given.results, "slurm", COLUMNS) as sheet, bed:
-        run(bed, given.repeat, sheet)
-    write_page(
-        sheet,
-        title="slurm: from a command to the first lines",
-        says=SAYS,
-        body=render(read_rows(sheet.path)),
-        command=f"python -m benchmarks.slurm --repeat {given.repeat}",
+    repeated(
+        __doc__, "slurm", COLUMNS, run, render, title="slurm: from a command to the first lines", says=SAYS, repeat=10
     )
 
 

@@ -5,7 +5,6 @@ python -m benchmarks.start [--repeat 20] [--results FOLDER]
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 from ascendrun.core.settings import STATE_VARIABLE
 from ascendrun.node.layout import ROOT_VARIABLE
 from benchmarks.ours import CHECKOUT
-from benchmarks.results import RESULTS, Row, Sheet, median, read_rows, shown, table, write_page
+from benchmarks.results import Row, Sheet, median, repeated, shown, table
 
 COLUMNS = ("what", "repeat", "wall_s", "cpu_s", "status", "load")
 PYTHON, BARE_PYTHON = "python -c pass", "python -I -S -c pass"
@@ -120,18 +119,8 @@ SAYS = (
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--repeat", type=int, default=20, metavar="N", help="repetitions  [default: %(default)s]")
-    options.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
-    given = options.parse_args()
-    with Sheet(given.results, "start", COLUMNS) as sheet:
-        run(given.repeat, sheet)
-    write_page(
-        sheet,
-        title="start: what a word to ascendrun costs",
-        says=SAYS,
-        body=render(read_rows(sheet.path)),
-        command=f"python -m benchmarks.start --repeat {given.repeat}",
+    repeated(
+        __doc__, "start", COLUMNS, run, render, title="start: what a word to ascendrun costs", says=SAYS, repeat=20
     )
 
 
