@@ -232,6 +232,27 @@ def test_only_who_has_the_identity_of_the_round_reads_an_offer(world: World) -> 
     assert world.perform("taker", member) == TakeReply(1000, False, is_met=True)
 
 
+def test_a_reader_continues_with_another_source_where_the_first_one_ended(world: World) -> None:
+    request, passed_on = PutTree(world.sha256, world.tree.size_bytes), Relay({})
+    packed = tree_file(world.folder, world.sha256).read_bytes()
+    half = len(packed) // 2
+    for host in ("first", "second", "taker"):
+        world.perform(host, request)
+    offer = Offer(request.to_header(), passed_on.identity)
+    first, second = (world.perform(host, offer).port for host in ("first", "second"))
+    world.perform("first", replace(request, offset=0), packed[:half])
+    world.perform("second", replace(request, offset=0), b"?" * half)
+    (part,) = (world.folder / "second" / "trees").glob(".tmp-part-*")
+    with open(part, "ab") as file:
+        file.write(packed[half:])
+    from_first, from_second = (
+        Take(request.to_header(), passed_on.identity, ["127.0.0.1"], port) for port in (first, second)
+    )
+    assert world.perform("taker", from_first) == TakeReply(half, False, is_met=True)
+    assert world.perform("taker", from_second) == TakeReply(len(packed), True, is_met=True), "not from its start"
+    assert world.has("taker")
+
+
 def test_a_host_never_gets_a_file_by_way_of_itself(world: World) -> None:
     exchange = relay.Exchange(Relay({}), Path(), PutTree(world.sha256, 1))
     a, b = relay.Source("a", 1, 4), relay.Source("b", 2, 4)
