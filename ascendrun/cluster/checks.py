@@ -132,7 +132,7 @@ class Checks(Part):
             from ascendrun.core.engines import find_engine
 
             return find_engine(self._head.settings, name)
-        from ascendrun.query.submit import read_job
+        from ascendrun.head.survey.job_reading import read_job
 
         spec = read_job(Path(job_file), self._head.settings, overrides=overrides, engine=name)
         return {**spec.engine, "nodes": spec.nodes} if isinstance(spec.engine, dict) else None

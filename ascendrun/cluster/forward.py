@@ -25,10 +25,11 @@ from ascendrun.core.errors import UnreachableError
 from ascendrun.core.settings import FORWARDED_VARIABLE, Settings
 from ascendrun.head.state.store_file import HEAD_FILE
 from ascendrun.head.state.store_place import claim, note_head, noted_head
+from ascendrun.head.survey.job_reading import read_stages
 from ascendrun.node import tree_hash
 from ascendrun.node.files import make_private_dir, write_json
 from ascendrun.node.layout import machine_key
-from ascendrun.query.submit import not_staged, read_stages
+from ascendrun.query.packing import not_staged
 from ascendrun.text import Text, language
 
 OF_SITE = "PATH PYTHONPATH LANG LC_ALL LC_CTYPE XDG_CONFIG_HOME SLURM_CONF KUBECONFIG VIRTUAL_ENV".split()

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 from ascendrun.cluster.api import Part
 from ascendrun.core.hosts import Host
@@ -18,11 +18,11 @@ from ascendrun.core.jobfile.spec import parse_program_options
 from ascendrun.core.jobs.placement import choose_hosts
 from ascendrun.core.records import as_record
 from ascendrun.head.protocol.control_messages import Plan
+from ascendrun.head.survey.job_reading import read_hosts, read_job, read_submissions, read_sweep
 from ascendrun.head.survey.submission import Submission
 from ascendrun.planner.training import load_programs
-from ascendrun.query.submit import ValidStage, make_submissions, read_hosts, read_job, read_pool, read_sweep
+from ascendrun.query.submit import ValidStage, with_packed
 from ascendrun.query.templates import check_new_job, copy_template, list_templates, write_new_job
-from ascendrun.query.train_env import ensure_training_stack
 
 if TYPE_CHECKING:
     from ascendrun.planner.plan import TrainingPlan
@@ -71,31 +71,6 @@ class JobFiles(Part):
     ) -> tuple[Host, ...]:
         """Return the hosts that the job would use, in the order of their ranks. Raises InvalidInputError."""
         return read_hosts(self.read(job_file, overrides=overrides), Path(job_file), hostfile=_path(hostfile))
-
-    def install_training_stack(
-        self,
-        job_file: str | Path,
-        *,
-        overrides: Sequence[str] = (),
-        hostfile: str | Path | None = None,
-        engine: str | None = None,
-        log: Callable[[str], None] | None = None,
-    ) -> None:
-        """Install the packages of bundled programs if the job runs on this machine. Takes minutes the first time.
-
-        `log` gets every line of progress, None: stderr. Raises PreflightError.
-        """
-        file, settings = Path(job_file), self._head.settings
-        stages = read_sweep(file, settings, overrides=overrides, hostfile=_path(hostfile), engine=engine)
-        specs = [stage.spec for stage in stages]
-        hosts = [
-            host
-            for spec in specs
-            if spec.program is not None and spec.python is None
-            for host in read_pool(spec, file, hostfile=_path(hostfile))
-        ]
-        if any(host.is_local for host in hosts):
-            ensure_training_stack(log)
 
     def plan(
         self,
@@ -166,9 +141,10 @@ class JobFiles(Part):
         self, job_file: str | Path, hostfile: str | Path | None, **choice: Any
     ) -> Iterator[tuple[Submission, ...]]:
         """Yield the submissions of a job file; an engine lends hosts to those that have none. `choice`: further
-        arguments of `make_submissions`."""
+        arguments of `read_submissions`."""
         settings = self._head.settings
-        submissions = make_submissions(Path(job_file), settings, hostfile=_path(hostfile), key="dry-run", **choice)
+        found = read_submissions(Path(job_file), settings, hostfile=_path(hostfile), key="dry-run", **choice)
+        submissions = with_packed(found, settings.state_dir)
         submissions = submissions[:1] if submissions[0].spec.sweep else submissions
         engine = next((one.spec.engine for one in submissions if not one.hosts), None)
         if not isinstance(engine, dict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,20 +14,20 @@ from ascendrun.core.errors import ConflictError, DeadlineExceededError
 from ascendrun.core.jobs.job import TERMINAL, pipeline_status
 from ascendrun.core.reachability import UNKNOWN
 from ascendrun.head.loop.guard import should_run
-from ascendrun.head.protocol.control_messages import HoldJob, Prune, Remove, Retry, Stop, Submit
+from ascendrun.head.protocol.command_place import login_name, reading_place
+from ascendrun.head.protocol.control_messages import HoldJob, Prune, ReadJob, Remove, Retry, Stop, Submit
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.query.views import find_job, make_found_views, make_job_detail, make_job_view, make_pipeline_view
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ascendrun.cluster.job import Job
     from ascendrun.core.jobs.job import Job as JobRecord
     from ascendrun.core.pulse import Sight
     from ascendrun.head.protocol.control_messages import PruneReply
     from ascendrun.head.state.job_table import StoredJob
-    from ascendrun.head.survey.submission import Submission
     from ascendrun.health.report.cost import JobUse
     from ascendrun.query.views import JobDetail, JobView
 
@@ -51,6 +52,7 @@ class Jobs(Part):
         hosts: str | None = None,
         exclude: str | None = None,
         engine: str | None = None,
+        install_log: Callable[[str], None] | None = None,
     ) -> Job:
         """Validate the file, stage its directories, store the job. After the return, the job survives a crash.
 
@@ -58,44 +60,41 @@ class Jobs(Part):
         of the same stages to resume in its directory, from `from_stage`; None: from the first stage that has not
         succeeded. `from_stage`, `until_stage`, `only_stages`: only these stages of the file. `priority`: jobs with a
         higher one are placed first. `hosts`, `exclude`: use only these hosts of the hostfile (`npu[01-03]` or
-        `@group`), or not these. `engine`: of the settings, in place of the job's own.
+        `@group`), or not these. `engine`: of the settings, in place of the job's own. `install_log`: packages that
+        bundled programs lack are installed if the job runs on this machine, which takes minutes the first time; it gets
+        each line of progress. None: nothing is installed.
+
+        Raises InvalidInputError with every problem of the file, PreflightError if packages are missing.
         """
-        import secrets
-
         from ascendrun.cluster.job import Job
-        from ascendrun.query.submit import choose_stages, make_submissions, stages_to_repeat
+        from ascendrun.cluster.submitting import StageChoice, check_blocks, read_jobs, with_trees
 
-        if self._head.settings.blocks:
-            from ascendrun.core.notices.settings import read_notices
-            from ascendrun.core.power_settings import read_power
-            from ascendrun.core.share_settings import read_share
-
-            read_power(self._head.settings)
-            read_share(self._head.settings)
-            read_notices(self._head.settings)  # the controller would only log what is wrong with them
-        submissions = make_submissions(
-            Path(job_file),
-            self._head.settings,
-            overrides=overrides,
-            hostfile=None if hostfile is None else Path(hostfile),
-            engine=engine,
-            key=key or secrets.token_hex(16),
+        check_blocks(self._head.settings)
+        before = [stored.job for stored in self.stages(resume)] if resume is not None else []
+        request = ReadJob(
+            str(job_file),
+            key or os.urandom(16).hex(),
+            place=reading_place(),
+            user=login_name(),
+            overrides=tuple(overrides),
+            hostfile=None if hostfile is None else str(hostfile),
             only=hosts,
             exclude=exclude,
             priority=priority,
         )
-        first = from_stage if resume is None else None
-        submissions = choose_stages(submissions, only=only_stages, first=first, last=until_stage)
+        stages = StageChoice(only_stages, from_stage, until_stage, resume, before)
+        read = read_jobs(self._head.settings, request, stages, engine=engine)
+        if read.needs_stack and install_log is not None:
+            from ascendrun.query.train_env import ensure_training_stack
+
+            ensure_training_stack(install_log)
+        submissions = with_trees(read, self._head.state_dir)
         # The controller may die after it stored the job and before it replies; the key makes a repeat harmless.
-        if resume is None and submissions[0].stage is None:
-            request = Submit(tuple(one.to_json() for one in submissions))
-        else:
-            before = self.stages(resume) if resume is not None else ()
-            repeated = stages_to_repeat(submissions, [stored.job for stored in before], from_stage, resume)
-            request = Submit(tuple(stage.to_json() for stage in repeated), before[0].job.pipeline if before else None)
-        job_id = self._head.request(request, repeat=True).job
-        warnings, sweep = warnings_of(submissions, self._head.settings.state_dir), submissions[0].spec.sweep
-        return Job(self._cluster, job_id, warnings, sweep.id if sweep else "")
+        pipeline = before[0].pipeline if before else None
+        job_id = self._head.request(Submit(submissions, pipeline), repeat=True).job
+        specs = [one["spec"] for one in submissions]
+        sweep = specs[0].get("sweep") or {}
+        return Job(self._cluster, job_id, warnings_of(specs, self._head.state_dir), sweep.get("id", ""))
 
     def retry(self, ref: str) -> JobView:
         """Start the next attempt of a job that failed or was stopped, with a new budget of restarts. A pipeline is
@@ -330,14 +329,14 @@ class Jobs(Part):
         return None
 
 
-def warnings_of(submissions: Sequence[Submission], state_dir: Path) -> list[Text]:
+def warnings_of(specs: Sequence[Mapping[str, Any]], state_dir: Path) -> list[Text]:
     """Return what the user of these jobs should know: credentials in `env`, restarts that may not come."""
     found = []
-    secret = _secret_names({name for one in submissions for name in one.spec.env})
+    secret = _secret_names({name for spec in specs for name in spec.get("env") or ()})
     if secret:
         english = "env: {names} would be stored with the job; write NAME=VALUE into a file: env_file: [secrets.env]"
         found.append(Text("submit.secret-env", english, names=secret))
-    sections = (one.values["spec"].get("restart") or {} for one in submissions)
+    sections = (spec.get("restart") or {} for spec in specs)
     if any(section.get("max_restarts") for section in sections) and not _is_installed(state_dir):
         english = (
             "neither systemd nor cron starts the controller again after a reboot, or when its guard is killed too: "

@@ -28,7 +28,7 @@ from ascendrun.head.survey.submission import Submission
 from ascendrun.health.deep import measurements
 from ascendrun.health.deep.view import deep_findings, shares_of, slow_alone
 from ascendrun.output_file import write_output
-from ascendrun.query.submit import pack_trees
+from ascendrun.query.packing import pack_trees
 from ascendrun.text import Text, to_json
 
 FOLDER = "deep"
@@ -218,7 +218,7 @@ class Bench:
         self._count = 0
         limits = Timeouts(start_s=options.start_s, run_s=options.job_s + options.burn_s)
         self._base = base.model_copy(update={"timeouts": limits})
-        self._trees: tuple[Tree, ...] = pack_trees(self._base, state_dir)
+        self._trees: tuple[Tree, ...] = pack_trees(self._base.model_dump(mode="json"), state_dir)
 
     def measure_hosts(self, names: Sequence[str]) -> dict[str, measurements.HostResult]:
         results = {}

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ascendrun.core.errors import DeadlineExceededError, NotFoundError, UnreachableError
 from ascendrun.core.events import JobEvent
@@ -16,7 +17,6 @@ from ascendrun.core.logs.log_lines import LogLine, merge, merge_batches
 from ascendrun.core.logs.log_view import FOLD_WINDOW_S, LineTest, LogView, first_of_each_rank
 from ascendrun.core.rank_env import forks_ranks
 from ascendrun.head.spool.clocks import HostClock, read_clocks
-from ascendrun.head.spool.grep import HostHits, Position, Wanted, make_request, query_hosts, starts_of
 from ascendrun.head.spool.spool_files import find_streams, is_complete
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.head.state.store import Store
@@ -25,7 +25,10 @@ from ascendrun.query.views import JobDetail, JobView
 from ascendrun.text import Text
 from ascendrun.text.format import grouped
 
-NEW_STREAMS_POLL_S = (0.05, 0.5)
+if TYPE_CHECKING:
+    from ascendrun.head.spool.grep import HostHits, Position
+
+NEW_STREAMS_POLL_S = (0.02, 0.5)
 POLL_CPU_FRACTION = 0.02
 """Fraction of a core for the search for new streams: a search of few streams is cheap and can be repeated soon."""
 LINES_PER_CLOCK = 64
@@ -257,6 +260,8 @@ def open_streams(
 
     `warn`: gets the nodes that could not search the lines that only they have.
     """
+    from ascendrun.head.spool.grep import Wanted, make_request, query_hosts, starts_of  # connections: not to follow
+
     folder = spool_dir(state_dir, detail.job.id, attempt)
     clocks = read_clocks(folder)
     hits: dict[StreamKey, Sequence[LogLine]] = {}

@@ -13,8 +13,8 @@ from ascendrun.core.errors import InvalidInputError
 from ascendrun.core.jobfile.keys import list_keys
 from ascendrun.core.jobfile.model import UNSUPPORTED
 from ascendrun.core.jobfile.spec import parse_program_options, parse_stages
+from ascendrun.head.survey.job_reading import read_stages
 from ascendrun.planner.training import load_programs
-from ascendrun.query.submit import read_stages
 from ascendrun.text import translations
 
 ROOT = Path(__file__).resolve().parents[2]

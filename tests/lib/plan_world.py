@@ -15,6 +15,7 @@ import yaml
 from ascendrun.cluster import Cluster
 from ascendrun.cluster.api import Head
 from ascendrun.cluster.hosts import Hosts
+from ascendrun.cluster.job import Job
 from ascendrun.cluster.job_files import JobFiles
 from ascendrun.cluster.jobs import Jobs
 from ascendrun.core.settings import Settings
@@ -303,9 +304,10 @@ class PlanHosts(Hosts):
         return ()
 
 
-class PlanJobFiles(JobFiles):
-    def install_training_stack(self, *args: Any, **options: Any) -> None:
-        pass
+class PlanJobs(Jobs):
+    def submit(self, *args: Any, install_log: object = None, **options: Any) -> Job:
+        """As that of a cluster; no package is installed."""
+        return super().submit(*args, **options)
 
 
 @dataclass
@@ -320,7 +322,7 @@ class PlanCluster(Cluster):
 
     def __post_init__(self) -> None:
         self.head = PlanHead(self)
-        self.hosts, self.jobs, self.job_files = PlanHosts(self), Jobs(self), PlanJobFiles(self)
+        self.hosts, self.jobs, self.job_files = PlanHosts(self), PlanJobs(self), JobFiles(self)
 
     def write(self, host: str, path: str, data: bytes | None) -> None:
         """Write a file of a host; None: remove it."""

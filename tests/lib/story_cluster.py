@@ -82,7 +82,9 @@ class StoryJobs(Jobs):
         hosts: str | None = None,
         exclude: str | None = None,
         engine: str | None = None,
+        install_log: Callable[[str], None] | None = None,
     ) -> Job:
+        self._cluster.job_files.validate(job_file, overrides=overrides, hostfile=hostfile)
         self._cluster.calls.append(("submit", job_file.name, tuple(overrides), hostfile))
         return StoryJob(self._cluster, self._cluster.view.id)
 

@@ -16,11 +16,11 @@ import torch
 from ascendrun.core.errors import InvalidInputError
 from ascendrun.core.jobfile.launchers import program_command
 from ascendrun.core.jobfile.spec import parse_program_options
+from ascendrun.head.survey.job_reading import read_job
 from ascendrun.options import with_defaults
 from ascendrun.planner.fitting import devices_of
 from ascendrun.planner.plan import make_plan
 from ascendrun.planner.training import Training, load_programs, rules_of
-from ascendrun.query.submit import read_job
 from tests.ports import free_port
 from tests.programs.conftest import REPO
 

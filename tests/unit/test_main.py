@@ -143,6 +143,7 @@ def test_exec_and_submit_and_their_controller_import_no_more_than_they_need(tmp_
         command, controller = run("submit", "-d", "job.yaml")
         run("stop", "--now", "j")
         assert not command & {*packages, "paramiko", "asyncio", "rich", "ascendrun.health"}
+        assert not command & {"pydantic", "yaml", "ascendrun.core.jobfile.model", "ascendrun.query.submit"}
         assert not {*controller[: controller.index("ascendrun.core.jobfile.model")]} & packages
     finally:
         run("controller", "stop")

@@ -81,8 +81,7 @@ def command(
     if dry_run:
         _say_sweep(ctx, file, overrides)
         return _print_plan(file.stem, *ctx.cluster.job_files.dry_run(file, **here), output)
-    ctx.cluster.job_files.install_training_stack(file, **of_file, log=ctx.echo)
-    made = ctx.cluster.jobs.submit(file, **here, resume=resume, priority=priority)
+    made = ctx.cluster.jobs.submit(file, **here, resume=resume, priority=priority, install_log=ctx.echo)
     if made.sweep:
         return _leave_sweep(ctx, made, made.sweep, waits=waits, output=output)
     job = made.view

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,7 @@ class Requests:
         self._heal, self._prune_due_mono = heal, time.monotonic() + FIRST_S
         self.handlers: dict[type[Request[Any]], Handler] = {
             messages.Submit: self._durable(self._submit),
+            messages.ReadJob: self._read_job,
             messages.Stop: self._durable(self._stop),
             messages.Retry: self._durable(self._retry),
             messages.Release: self._durable(self._release),
@@ -139,6 +141,19 @@ class Requests:
         for runner in runners:
             post_later(self._context.links, WAITS_S, partial(look_early, runner, self._operations, self._jobs.steps))
         answer(messages.Submitted(added[0][0].pipeline or added[0][0].id), b"", True)
+
+    def _read_job(self, request: messages.ReadJob, answer: Answer) -> None:
+        """Read in a thread: the file may be on a server that hangs."""
+
+        def read() -> None:
+            def reply() -> None:
+                from ascendrun.head.survey.job_reading import read_for_command
+
+                answer(read_for_command(request, self._context.state_dir), b"", True)
+
+            self._guarded(answer, reply)
+
+        threading.Thread(target=read, name="read-job", daemon=True).start()
 
     def _stop(self, request: messages.Stop, answer: Answer) -> None:
         from ascendrun.core.jobs.inputs import StopRequested

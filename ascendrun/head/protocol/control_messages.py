@@ -49,6 +49,33 @@ class Submit(Request[Submitted], op="submit"):
     pipeline: str | None = None
 
 
+class JobRead(Message):
+    """Reply to ReadJob. `submissions`: each as Submission.to_json, without trees. `needs_stack`: a bundled program runs
+    on this machine, in the Python of ascendrun."""
+
+    submissions: tuple[Mapping[str, Any], ...] = converted(tuple)
+    needs_stack: bool = False
+
+
+class ReadJob(Request[JobRead], op="read-job"):
+    """Read a job file as `submit` does, so that its process needs no models; paths are absolute. `place`: see
+    command_place.reading_place; the controller has the same, or refuses. `user`: who submits.
+
+    The controller refuses what depends on settings (engines) or is long (sweeps), and files with problems: the command
+    reads these itself, and names what is wrong as the user wrote it.
+    """
+
+    file: str
+    key: str
+    place: tuple[str, ...] = converted(tuple)
+    user: str | None = None
+    overrides: tuple[str, ...] = converted(tuple, default=())
+    hostfile: str | None = None
+    only: str | None = None
+    exclude: str | None = None
+    priority: int = 0
+
+
 class Stop(Request[Done], op="stop"):
     """Stop a job. `now`: without its grace period. `by`: the user and the machine of the command."""
 

@@ -12,7 +12,7 @@ import pytest
 
 from ascendrun.cli.app import COMMANDS
 from ascendrun.cli.commands.job_files import QUESTIONS
-from ascendrun.query.submit import read_job
+from ascendrun.head.survey.job_reading import read_job
 from ascendrun.text import template_of
 from tests.lib.terminal import DEADLINE_S, PseudoTerminal
 

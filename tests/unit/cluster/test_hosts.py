@@ -26,7 +26,9 @@ def test_the_hosts_of_ended_jobs_are_known(tmp_path: Path) -> None:
 def test_a_submission_warns_of_credentials_and_of_restarts_that_may_not_come(tmp_path: Path) -> None:
     def keys(**more: Any) -> list[str]:
         spec = JobSpec(name="demo", command=("true",), **more)
-        return [one.key for one in warnings_of([Submission("k", spec, (Host("n1"),), (), None)], tmp_path)]
+        return [
+            one.key for one in warnings_of([Submission("k", spec, (Host("n1"),), (), None).values["spec"]], tmp_path)
+        ]
 
     assert keys(env={"HCCL_CONNECT_TIMEOUT": "1200"}) == []
     assert keys(env={"HF_TOKEN": "x", "A": "1"}, restart=Restart(max_restarts=3)) == [

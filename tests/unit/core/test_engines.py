@@ -13,7 +13,7 @@ from ascendrun.core.errors import InvalidInputError, NotFoundError
 from ascendrun.core.jobfile.origins import origins_of
 from ascendrun.core.settings import Settings
 from ascendrun.head.state.user_files import load_settings
-from ascendrun.query.submit import read_job, read_pool
+from ascendrun.head.survey.job_reading import read_job, read_pool
 
 SETTINGS = """
 engines:
@@ -66,7 +66,7 @@ def test_each_value_that_a_site_may_set_tells_where_it_came_from(tmp_path: Path)
     [("", "far", "/far.hosts"), ("engine: far\n", None, "/far.hosts"), ("hostfile: own.hosts\n", "far", "/far.hosts")],
 )
 def test_the_engine_that_is_named_replaces_the_default(tmp_path: Path, more: str, engine: str, hostfile: str) -> None:
-    from ascendrun.query.submit import read_stages
+    from ascendrun.head.survey.job_reading import read_stages
 
     (stage,) = read_stages(job(tmp_path, more), site(tmp_path), engine=engine)
     assert (stage.spec.engine["name"], stage.spec.hostfile) == ("far", hostfile)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ascendrun.cli import main
 from ascendrun.core.jobfile.spec import parse_program_options
 from ascendrun.core.settings import Settings
+from ascendrun.head.survey.job_reading import read_submissions
 from ascendrun.head.survey.training_plan import plan_stage, training_stages
 from ascendrun.options import with_defaults
 from ascendrun.planner import cost
@@ -24,7 +25,6 @@ from ascendrun.planner.plan import TrainingPlan, make_plan, render
 from ascendrun.planner.training import PlanProblem, Training, load_programs, rules_of
 from ascendrun.programs.qwen_lora import rules as qwen_lora
 from ascendrun.programs.trajectory import rules as trajectory
-from ascendrun.query.submit import make_submissions
 from tests.lib.plan_world import PlanCluster
 from tests.thorough import examples
 
@@ -338,7 +338,7 @@ def test_a_training_that_its_engine_ends_before_it_is_done_is_told(
     (tmp_path / "one.hosts").write_text("n1 addr=10.0.0.1 slots=8\n")
     choice = {"hostfile": tmp_path / "one.hosts", "key": "k"}
     overrides = ["args.chip=910B3", f"restart.max_restarts={restarts}"]
-    first = make_submissions(JOB, cluster.settings, overrides=overrides, **choice)[1]
+    first = read_submissions(JOB, cluster.settings, overrides=overrides, **choice)[1]
     engine = {"type": "slurm", "time": limit}
     stage = training_stages([replace(first, spec=first.spec.model_copy(update={"engine": engine}))])[0]
     world = cluster.head.survey(stage.submission.hosts, None, training=stage.paths)

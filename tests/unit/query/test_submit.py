@@ -8,15 +8,15 @@ import pytest
 
 from ascendrun.cluster import Cluster
 from ascendrun.core.errors import InvalidInputError, NotFoundError
-from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.core.jobs.job import State
 from ascendrun.core.settings import Settings
 from ascendrun.head.protocol import release
 from ascendrun.head.protocol.control_messages import Submit
 from ascendrun.head.state.store import Store
+from ascendrun.head.survey.job_reading import read_submissions
 from ascendrun.head.survey.submission import add_jobs
-from ascendrun.query import submit
-from ascendrun.query.submit import Submission, choose_stages, make_submissions, stages_to_repeat
+from ascendrun.query import packing
+from ascendrun.query.submit import Submission, choose_stages, stages_to_repeat
 from tests.lib.demo_jobs import demo_job
 from tests.lib.top_world import controller_lock
 
@@ -38,7 +38,7 @@ def stages(tmp_path: Path) -> tuple[Submission, ...]:
     (tmp_path / "hosts").write_text("n1 addr=local\n")
     (tmp_path / "ships.yaml").write_text(PIPELINE)
     settings = Settings(state_dir=tmp_path / "state")
-    return make_submissions(tmp_path / "ships.yaml", settings, overrides=(), hostfile=None, key="k")
+    return read_submissions(tmp_path / "ships.yaml", settings, overrides=(), hostfile=None, key="k")
 
 
 def needs_of(stages: tuple[Submission, ...]) -> dict[str, str]:
@@ -78,12 +78,12 @@ def test_a_package_is_packed_once_and_again_after_a_change(monkeypatch: pytest.M
     package = tmp_path / "ascendrun"
     shutil.copytree(release.PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
     monkeypatch.setattr(release, "PACKAGE", package)
-    monkeypatch.setattr(submit.ascendrun, "__file__", str(package / "__init__.py"))
+    monkeypatch.setattr(packing.ascendrun, "__file__", str(package / "__init__.py"))
     jobs = [{"name": "j", "command": ("true",)}, {"name": "j", "program": "trajectory"}]
 
     def pack() -> tuple[object, int]:  # the trees, and how many were packed now
         before = {path.stat().st_mtime_ns for path in tmp_path.glob("state/trees/*.json")}
-        trees = [submit.pack_trees(JobSpec.model_validate(job), tmp_path / "state") for job in jobs]
+        trees = [packing.pack_trees(job, tmp_path / "state") for job in jobs]
         return trees, len({path.stat().st_mtime_ns for path in tmp_path.glob("state/trees/*.json")} - before)
 
     first, _ = pack()
@@ -112,7 +112,7 @@ def sweep_of(tmp_path: Path, text: str = SWEEP, key: str = "k") -> tuple[Submiss
     (tmp_path / "hosts").write_text("n1 addr=local\n")
     (tmp_path / "tune.yaml").write_text(text)
     settings = Settings(state_dir=tmp_path / "state")
-    return make_submissions(tmp_path / "tune.yaml", settings, overrides=(), hostfile=None, key=key)
+    return read_submissions(tmp_path / "tune.yaml", settings, overrides=(), hostfile=None, key=key)
 
 
 def test_a_sweep_is_one_job_for_each_combination(tmp_path: Path) -> None:

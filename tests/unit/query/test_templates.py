@@ -9,7 +9,7 @@ import pytest
 from ascendrun.core.errors import ConflictError, NotFoundError
 from ascendrun.core.hosts import parse_hostfile
 from ascendrun.core.jobfile.model import job_json_schema
-from ascendrun.query.submit import read_job
+from ascendrun.head.survey.job_reading import read_job
 from ascendrun.query.templates import copy_template, list_templates
 from ascendrun.text import Text
 

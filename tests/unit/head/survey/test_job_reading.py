@@ -1,0 +1,72 @@
+"""Job files that the controller reads for `submit`: the same jobs as the command reads, or none."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ascendrun.cluster.submitting import StageChoice, read_by_controller, read_jobs
+from ascendrun.core.errors import ConflictError, InvalidInputError
+from ascendrun.core.settings import Settings
+from ascendrun.head.protocol.command_place import reading_place
+from ascendrun.head.protocol.control_messages import JobRead, ReadJob
+from ascendrun.head.survey.job_reading import read_for_command, read_request
+
+COMMAND = "name: j\ncommand: [python3, -c, pass]\ndevices: {type: cpu, per_node: 1}\nhostfile: hosts\n"
+PROGRAM = "name: j\nprogram: trajectory\ndevices: {type: cpu, per_node: 1}\nhostfile: hosts\n"
+STAGES = COMMAND + "stages: [{name: one}, {name: two}]\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "hosts").write_text("n1 addr=local\nn2 addr=10.0.0.2\n")
+    return tmp_path
+
+
+def request(folder: Path, text: str, **changes: object) -> ReadJob:
+    (folder / "job.yaml").write_text(text)
+    asked = ReadJob(str(folder / "job.yaml"), "k", place=reading_place(), user="anna", hostfile=str(folder / "hosts"))
+    return replace(asked, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", [COMMAND, STAGES, COMMAND + "workdir: {path: .}\n"], ids=["job", "stages", "workdir"])
+def test_the_controller_reads_the_same_jobs_as_the_command(folder: Path, text: str) -> None:
+    asked = request(folder, text, overrides=("env.A=1",), exclude="n2", priority=3)
+    found = read_for_command(asked, folder / "state")
+    own = read_request(Settings(folder / "state"), asked)
+    assert {(one.user, one.priority, one.hosts[0].name, len(one.hosts)) for one in own} == {("anna", 3, "n1", 1)}
+    assert list(found.submissions) == [one.to_json() for one in own]
+    assert JobRead.from_header(found.to_header()) == found, "the same on the wire"
+
+
+@pytest.mark.parametrize(
+    ("text", "needs"), [(COMMAND, False), (PROGRAM, True), (PROGRAM + "python: /opt/bin/python3\n", False)]
+)
+def test_packages_are_needed_for_a_bundled_program_on_this_machine_in_its_own_python(
+    folder: Path, text: str, needs: bool
+) -> None:
+    args = "args: {data_path: ships.csv}\n" if "program" in text else ""
+    assert read_for_command(request(folder, text + args), folder / "state").needs_stack is needs
+    assert read_for_command(request(folder, text + args, only="n2"), folder / "state").needs_stack is False
+
+
+@pytest.mark.parametrize(
+    ("text", "changes"),
+    [
+        (COMMAND, {"place": ("/opt/other/site-packages", "/home/anna")}),
+        (COMMAND + "sweep: {env.A: ['1', '2']}\n", {}),
+        (COMMAND.replace("hostfile: hosts", "engine: {type: hosts, hostfile: hosts}"), {"hostfile": None}),
+    ],
+    ids=["another-python", "sweep", "engine"],
+)
+def test_what_the_command_may_read_in_another_way_is_refused(
+    folder: Path, text: str, changes: dict[str, object]
+) -> None:
+    with pytest.raises((ConflictError, InvalidInputError)):
+        read_for_command(request(folder, text, **changes), folder / "state")
+
+
+def test_without_a_controller_the_command_reads_the_file_itself(folder: Path) -> None:
+    assert read_by_controller(folder / "state", request(folder, COMMAND)) is None
+    read = read_jobs(Settings(folder / "state"), request(folder, COMMAND), StageChoice(), engine=None)
+    assert [one["spec"]["name"] for one in read.submissions] == ["j"]
