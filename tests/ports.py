@@ -1,20 +1,25 @@
 """Ports of this machine for ranks of tests."""
 
-import os
 import random
 import socket
 
-WORKERS = 16
+_claims: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """A port that is free now: the kernel gives it to no other socket meanwhile, and no other worker takes it."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % WORKERS
+    """A port that is free now, and that no other test of this machine gets while this process lives.
+
+    The kernel gives it to no other socket meanwhile: it is below its range. The claim is an abstract socket named so.
+    """
     while True:
-        port = random.randrange(10000 + worker, 20000, WORKERS)
-        with socket.socket() as probe:
-            try:
+        port = random.randrange(10000, 20000)
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claim.bind(f"\0ascendrun-test-port-{port}")
+            with socket.socket() as probe:
                 probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
+        except OSError:
+            claim.close()
+            continue
+        _claims.append(claim)
+        return port

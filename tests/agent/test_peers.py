@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.conftest import HOLD, TAG, Client, Node
+from tests.ports import free_port
 
 ADDRESSES, KEY = ["127.0.0.1", "127.0.0.2"], "5f" * 32
 
@@ -20,9 +21,7 @@ def other(tmp_path: Path) -> Iterator[Client]:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as bound:
-        bound.bind((ADDRESSES[0], 0))
-        return int(bound.getsockname()[1])
+    return free_port()
 
 
 def start(agent: Client, rank: int, command: list[str], port: int, *, after_s: float = 0.2, key: str = KEY) -> None:

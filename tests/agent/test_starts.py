@@ -11,6 +11,7 @@ import pytest
 from ascendrun.node import layout, tree_hash
 from ascendrun.node.op_errors import message
 from tests.agent.conftest import HOLD, PY, TAG
+from tests.ports import free_port
 
 SHOW = [PY, "-c", "import os,sys,json;print(json.dumps([sys.argv[1:],dict(os.environ)]))"]
 
@@ -19,12 +20,10 @@ SHOW = [PY, "-c", "import os,sys,json;print(json.dumps([sys.argv[1:],dict(os.env
 
 
 def test_a_taken_port_is_refused_and_named_and_the_next_free_one_is_taken(node, agent):
-    with socket.socket() as taken, socket.socket() as spare:
+    free = free_port()
+    with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        spare.bind(("", 0))
-        free = spare.getsockname()[1]
-        spare.close()
         port = taken.getsockname()[1]
         error = agent.refused("prepare", **node.job(TAG, HOLD, ports=[port]))
         assert error["code"] == "port-taken" and error["message"] == message("ports-in-use", ports=[port])
@@ -40,9 +39,7 @@ def test_the_copy_of_the_job_is_next_to_its_preparation_and_private(node, agent)
 
 
 def test_a_reserved_port_is_kept_from_others_until_abort(node, agent):
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     agent.do("prepare", **node.job(TAG, HOLD, ports=[port]))
     assert agent.refused("prepare", **node.job("head-other.1", HOLD, ports=[port]))["code"] == "port-taken"
     with socket.socket() as other, pytest.raises(OSError):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import getpass
 import os
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from ascendrun.core.hosts import Host
 from ascendrun.head.ssh.host_keys import HostKey, known_name, record_host_keys
 from ascendrun.head.ssh.transport import Receiver
 from tests.lib.vcluster.processes import await_that, is_alive
+from tests.ports import free_port
 
 SSHD = "/usr/sbin/sshd"
 
@@ -119,7 +119,7 @@ class Sshd:
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         for _ in range(5):
-            self.port = self.port or _free_port()
+            self.port = self.port or free_port()
             self._write_config()
             starts_before = self._log_so_far().count("Server listening")
             argv = [SSHD, "-D", "-f", str(self.folder / "config"), "-E", str(self.folder / "log")]
@@ -206,9 +206,3 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
         pass
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 import ascendrun
 from ascendrun.core.metrics import parse_line
 from ascendrun.query.library import copy_library
+from tests.ports import free_port
 
 REPO = Path(ascendrun.__file__).resolve().parent.parent
 
@@ -148,10 +148,7 @@ def test_the_start_of_a_real_framework_has_the_ranks_that_it_trains_with(tmp_pat
     """With the environment of two ranks: a Trainer() without devices, and an Accelerator() on CPUs that it was not
     asked to use, train alone."""
     pytest.importorskip("pytorch_lightning" if script is LIGHTNING else "accelerate")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = []
+    ranks, port = [], free_port()
     for rank in range(1 if script is LIGHTNING and way == "apart" else 2):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
         own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0", "PYTHONPATH": str(REPO)}
