@@ -123,12 +123,11 @@ def run_at(user: str, request: RunForOther, write: Callable[[bytes, bool], objec
     """
     failure: AscendrunError = _silent(user)
     names = _require_single(user, request.jobs) if request.command in CHANGES else _names_of(user)
-    for peer in _controllers_of(user, names):
-        with peer:
-            try:
-                return _run(user, peer, request, write)
-            except (ConflictError, NotFoundError, UnreachableError) as error:  # the user may have another controller
-                failure = failure if isinstance(failure, ConflictError) else error
+    for peer in _controllers(names):
+        try:
+            return _run(user, peer, request, write)
+        except (ConflictError, NotFoundError, UnreachableError) as error:  # the user may have another controller
+            failure = failure if isinstance(failure, ConflictError) else error
     raise failure
 
 
@@ -155,8 +154,8 @@ def _require_single(user: str, jobs: Sequence[str]) -> list[str]:
 def _has(user: str, name: str, job: str) -> bool:
     """Return whether a controller has a job that this user may read."""
     request = RunForOther("show", (job,), {"--output": "json"})
-    for peer in _controllers_of(user, [name]):
-        with peer, suppress(ConflictError, NotFoundError, UnreachableError):
+    for peer in _controllers([name]):
+        with suppress(ConflictError, NotFoundError, UnreachableError):
             return _run(user, peer, request, lambda data, is_error: None) != NotFoundError.exit_code
     return False
 
@@ -176,19 +175,13 @@ def _names_of(user: str) -> list[str]:
         return sorted({line.split()[-1][1:] for line in file if f" @{PREFIX}-{uid}-" in line})
 
 
-def _controllers_of(user: str, names: Sequence[str]) -> Iterator[socket.socket]:
-    """Yield a connection to each of a user's controllers."""
+def _controllers(names: Sequence[str]) -> Iterator[socket.socket]:
+    """Yield a connection to each controller that runs as the user in its name."""
     for name in names:
-        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        peer.settimeout(STARTS_S)
-        try:
-            peer.connect(f"\0{name}")
-        except OSError:
-            peer.close()
-            continue
-        if uid_of(peer) == pwd.getpwnam(user).pw_uid:
-            yield peer
-        peer.close()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+            peer.settimeout(STARTS_S)
+            if not peer.connect_ex(f"\0{name}") and name.startswith(f"{PREFIX}-{uid_of(peer)}-"):
+                yield peer
 
 
 def _run(user: str, peer: socket.socket, request: RunForOther, write: Callable[[bytes, bool], object]) -> int:
