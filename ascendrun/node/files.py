@@ -25,6 +25,14 @@ class UnreadableError(OSError):
     """A file whose content is unknown: no statement about whether it exists. errno EBADMSG: it has other content."""
 
 
+def names_in(folder: str | os.PathLike[str]) -> list[str]:
+    """Return sorted names; [] for a directory that does not exist. Raises OSError."""
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
 def to_bytes(text: str) -> bytes:
     """Encode paths, arguments and variables as UTF-8 in any locale of the node; bytes that were not UTF-8 are kept."""
     return text.encode("utf-8", "surrogateescape")

@@ -40,6 +40,7 @@ import os
 import re
 
 from ascendrun.node import procs
+from ascendrun.node.files import names_in
 
 try:
     from _sha256 import sha256 as sha256  # type: ignore[import-not-found, unused-ignore]  # Python's own; hashlib brings OpenSSL, for 4 ms at each start
@@ -211,19 +212,13 @@ def attempt_dir(root: str, tag: str, key: str | None = None) -> str:
 
 def attempts_of(root: str, run: str) -> list[int]:
     """Return the numbers of the run's attempts on this machine, ascending."""
-    try:
-        found = map(_ATTEMPT.match, os.listdir(run_dir(root, run)))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    found = map(_ATTEMPT.match, names_in(run_dir(root, run)))
     return sorted(int(match.group(1)) for match in found if match)
 
 
 def runs_of(root: str) -> list[str]:
     """Return the runs that have a directory on this machine."""
-    try:
-        return sorted(os.listdir(runs_dir(root)))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    return names_in(runs_dir(root))
 
 
 def root_of(attempt_folder: str) -> str:

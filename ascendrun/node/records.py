@@ -15,7 +15,7 @@ import time
 
 from ascendrun.node import layout
 from ascendrun.node.failpoint import failpoint
-from ascendrun.node.files import make_private_dir, remove_tree, write_all, write_json
+from ascendrun.node.files import make_private_dir, names_in, remove_tree, write_all, write_json
 from ascendrun.node.op_errors import OperationError
 
 TYPE_CHECKING = False
@@ -54,11 +54,7 @@ def parse_events(data: bytes) -> list[dict[str, Any]]:
 
 def event_generations(folder: str) -> list[int]:
     """Return the generations of the attempt's events that exist, oldest first. Raises OSError."""
-    try:
-        names = os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    return sorted(int(match.group(1)) for match in map(_GENERATION.match, names) if match)
+    return sorted(int(match.group(1)) for match in map(_GENERATION.match, names_in(folder)) if match)
 
 
 def read_events(folder: str) -> list[dict[str, Any]]:

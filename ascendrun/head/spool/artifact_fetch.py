@@ -28,12 +28,11 @@ from ascendrun.head.protocol.control_socket import Answer
 from ascendrun.head.protocol.file_messages import ArtifactData
 from ascendrun.head.protocol.remote import AgentConnection, Reply
 from ascendrun.head.spool.artifact_store import FOLDER, INDEX, hosts_collected, read_request, requests_dir
-from ascendrun.head.spool.spool_files import names_in
 from ascendrun.head.spool.transfer import LOST, TRIES, make_folder
 from ascendrun.head.state.state_dir import make_spool_dir, spool_dir
 from ascendrun.health.survey import scripts
 from ascendrun.node import layout
-from ascendrun.node.files import write_json
+from ascendrun.node.files import names_in, write_json
 from ascendrun.text import Text
 
 GATHER_S = 60.0

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.node_messages import node_text
-from ascendrun.head.spool.spool_files import is_complete, names_in
+from ascendrun.head.spool.spool_files import is_complete
 from ascendrun.head.state.state_dir import read_values
-from ascendrun.node.files import write_json
+from ascendrun.node.files import names_in, write_json
 from ascendrun.text import Text
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ of ranks need no open file each.
 
 from __future__ import annotations
 
-import os
 import re
 import struct
 from collections.abc import Callable, Collection, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.logs.log_lines import process_name, process_number
 from ascendrun.head.state.state_dir import SPOOL_COMPLETE
+from ascendrun.node.files import names_in
 
 CHUNK_BYTES = 128 * 1024
 TIME_RECORD = struct.Struct(">QQ")
@@ -80,14 +80,6 @@ def find_files(
 def is_complete(attempt_dir: Path) -> bool:
     """Return True if the collector has stored every byte of the attempt."""
     return (attempt_dir / SPOOL_COMPLETE).exists()
-
-
-def names_in(folder: Path) -> list[str]:
-    """Return sorted names; [] for a directory that does not exist."""
-    try:
-        return sorted(os.listdir(folder))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def hosts_in(attempt_dir: Path) -> list[str]:

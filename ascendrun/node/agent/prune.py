@@ -13,7 +13,7 @@ import time
 
 from ascendrun.node import layout
 from ascendrun.node.agent.follow import stream_files
-from ascendrun.node.files import read_claim, remove_tree
+from ascendrun.node.files import names_in, read_claim, remove_tree
 from ascendrun.node.layout import PREPARED
 from ascendrun.node.op_errors import OperationError
 
@@ -56,7 +56,7 @@ def usage(root: str, head_id: str | None) -> dict[str, Any]:
 def total_bytes(root: str) -> int:
     """Return the bytes of everything of ascendrun on this machine, of all heads, and of what machines of one home
     share."""
-    keys = set(_names(os.path.join(root, "nodes"))) - {layout.machine_key()}
+    keys = set(names_in(os.path.join(root, "nodes"))) - {layout.machine_key()}
     return _bytes(root, apart={layout.node_dir(root, key) for key in keys}) + _bytes(layout.local_root(root))
 
 
@@ -115,7 +115,7 @@ def _encoded() -> dict[str, str]:
     """Return the directories of encoded texts in this user's cache, by name (programs/trainer/shards.default_cache)."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     folder = os.path.join(cache, "ascendrun", "data")
-    found = {ENCODED + name: os.path.join(folder, name) for name in _names(folder) if _KEY.fullmatch(name)}
+    found = {ENCODED + name: os.path.join(folder, name) for name in names_in(folder) if _KEY.fullmatch(name)}
     return {name: path for name, path in found.items() if os.path.isfile(_lock_of(path))}
 
 
@@ -165,23 +165,16 @@ def _used_trees(root: str) -> set[str]:
         keys = []
     prefix = os.path.join(root, "trees") + "/"
     for base in [layout.runs_dir(root, key) for key in keys]:
-        for run in _names(base):
-            for name in _names(os.path.join(base, run)):
+        for run in names_in(base):
+            for name in names_in(os.path.join(base, run)):
                 folder = os.path.join(base, run, name)
                 if name == "work":
-                    links = [os.path.join(folder, one) for one in _names(folder)]
+                    links = [os.path.join(folder, one) for one in names_in(folder)]
                     targets = [os.readlink(one) for one in links if os.path.islink(one)]
                     used.update(one[len(prefix) :][:64] for one in targets if one.startswith(prefix))
                 elif name.startswith("attempt-"):
                     used.update((read_claim(os.path.join(folder, PREPARED)) or {}).get("trees") or ())
     return used
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def _bytes(folder: str, *, apart: Iterable[str] = ()) -> int:

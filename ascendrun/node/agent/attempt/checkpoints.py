@@ -17,7 +17,7 @@ import time
 import zipfile
 
 from ascendrun.facts import headers
-from ascendrun.node.files import replace_file
+from ascendrun.node.files import names_in, replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,12 +74,8 @@ def listing(request: dict[str, Any]) -> dict[str, Any]:
 
 def places_in(folder: str) -> list[Place]:
     """Return the directories with names of checkpoints, newest first. Raises OSError, but not if there is no folder."""
-    try:
-        names = os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
     found = []
-    for name in names:
+    for name in names_in(folder):
         for form, pattern in NAMES:
             match = pattern.match(name)
             if match and os.path.isdir(os.path.join(folder, name)):
