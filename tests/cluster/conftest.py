@@ -33,7 +33,7 @@ from tests.lib.vcluster.spec import root_home
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import leftovers
-from scenes import Scene
+from scenes import SAVED, Scene
 
 CODE = Path(__file__).resolve().parents[2]
 OWN_HOME = re.compile(r"test_(vcluster|held_machines|soak|failpoints)")
@@ -290,5 +290,22 @@ def scene_of(ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster]) ->
     def start(count: int, **options: Any) -> Scene:
         cluster = cluster_of(count, **options)
         return Scene(ascendrun.on(cluster), cluster)
+
+    return start
+
+
+@pytest.fixture
+def training_scene_of(
+    ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster], tmp_path: Path
+) -> Callable[..., Scene]:
+    """training_scene_of(count): hosts that share a directory at SAVED, and the scripts of trainings."""
+
+    def start(count: int, kind: type[Scene] = Scene) -> Scene:
+        folder = tmp_path / "saved"
+        folder.mkdir()
+        cluster = cluster_of(count, shares={str(folder): SAVED})
+        made = kind(ascendrun.on(cluster), cluster)
+        made.add_code("hanging.py", "training.py")
+        return made
 
     return start

@@ -29,6 +29,8 @@ CODE = Path(__file__).resolve().parents[2]
 RANK_SCRIPT = Path(__file__).resolve().parent / "rank.py"
 ASK_S = 3.0
 ENOUGH = "/tmp/enough"
+SAVED = "/ckpt"
+"""Where the hosts of `training_scene_of` share a directory."""
 BEAT_ON = ("beat-on", ENOUGH)
 """Words of a rank that goes on until the test has seen what it came for, and calls `Scene.enough`."""
 

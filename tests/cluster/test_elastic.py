@@ -12,13 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import Ascendrun
 from invariants import check_ended
-from scenes import Scene, await_that, venv_python
+from scenes import SAVED, Scene, await_that, venv_python
 
-from tests.lib.vcluster.cluster import VirtualCluster
-
-SAVED = "/ckpt"
 START_S = 600.0
 """For ranks that import torch on a machine with other work."""
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "recovery.md"
@@ -53,13 +49,8 @@ for step in range(1, {last} + 1):
 
 
 @pytest.fixture
-def scene(ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster], tmp_path: Path) -> Scene:
-    folder = tmp_path / "saved"
-    folder.mkdir()
-    cluster = cluster_of(3, shares={str(folder): SAVED})
-    made = Scene(ascendrun.on(cluster), cluster)
-    made.add_code("hanging.py", "training.py")
-    return made
+def scene(training_scene_of: Callable[..., Scene]) -> Scene:
+    return training_scene_of(3)
 
 
 def await_hosts(scene: Scene, job: str, attempt: int) -> list[str]:

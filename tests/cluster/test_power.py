@@ -12,8 +12,8 @@ import leftovers
 import pytest
 import yaml
 from conftest import Ascendrun, Watch
-from scenes import await_that
-from test_silent_nodes import SAVED, Lossy
+from scenes import SAVED, await_that
+from test_silent_nodes import Lossy
 
 from tests.lib.vcluster.cluster import VirtualCluster
 from tests.lib.vcluster.fence import FAILED, OFF, OK, Bmc

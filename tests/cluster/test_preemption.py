@@ -6,29 +6,19 @@ import json
 import re
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 import leftovers
 import pytest
-from conftest import Ascendrun
 from invariants import check_ended
-from scenes import BEAT_ON, Scene, await_that
+from scenes import BEAT_ON, SAVED, Scene, await_that
 
-from tests.lib.vcluster.cluster import VirtualCluster
-
-SAVED = "/ckpt"
 DEAF = ["sh", "-c", f"trap '' TERM; exec python3 training.py {SAVED}"]
 """It uses its entire grace period, and keeps saving in it."""
 
 
 @pytest.fixture
-def scene(ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster], tmp_path: Path) -> Scene:
-    folder = tmp_path / "saved"
-    folder.mkdir()
-    cluster = cluster_of(2, shares={str(folder): SAVED})
-    made = Scene(ascendrun.on(cluster), cluster)
-    made.add_code("hanging.py", "training.py")
-    return made
+def scene(training_scene_of: Callable[..., Scene]) -> Scene:
+    return training_scene_of(2)
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["", "and the controller dies"])

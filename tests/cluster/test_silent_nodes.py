@@ -6,7 +6,6 @@ The windows of the hang detection are divided by 20: a job with a silent host is
 import json
 import time
 from datetime import datetime
-from pathlib import Path
 from typing import Any, Callable
 
 import leftovers
@@ -14,13 +13,12 @@ import pytest
 from conftest import Ascendrun
 from invariants import check_ended
 from looks import DEADLINE_S
-from scenes import Scene, await_that
+from scenes import SAVED, Scene, await_that
 
 from tests.lib.vcluster.cluster import VirtualCluster
 
 pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1200)]
 DIVISOR = {"ASCENDRUN_HANG_DIVISOR": "20"}
-SAVED = "/ckpt"
 FENCE_S = 90
 HEARD_EACH_S = 15.0
 """How long ago the last message of a node may have been that responds."""
@@ -110,13 +108,8 @@ class Lossy(Scene):
 
 
 @pytest.fixture
-def scene(ascendrun: Ascendrun, cluster_of: Callable[..., VirtualCluster], tmp_path: Path) -> Lossy:
-    folder = tmp_path / "saved"
-    folder.mkdir()
-    cluster = cluster_of(3, shares={str(folder): SAVED})
-    made = Lossy(ascendrun.on(cluster), cluster)
-    made.add_code("hanging.py", "training.py")
-    return made
+def scene(training_scene_of: Callable[..., Lossy]) -> Lossy:
+    return training_scene_of(3, Lossy)
 
 
 def test_with_fence_a_cut_node_ends_its_ranks_and_then_the_job_runs_elsewhere(scene: Lossy) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,6 @@ from ascendrun.head.state.store_file import HeadFile, LostLeaseError, give_up, s
 from tests.lib.small_world import N1, N2, World
 
 VOTERS = (N1, N2, Host("n3"))
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path)
-    yield made
-    made.store.close()
 
 
 @pytest.fixture
