@@ -22,9 +22,9 @@ Base: Any = part("plugins.environments.ClusterEnvironment")
 NUMBERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT")
 
 
-def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
+def is_launched() -> bool:
     """Return whether a launcher started this process as one of several ranks, or as the only one."""
-    return "RANK" in environ and "WORLD_SIZE" in environ
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 class LaunchedEnvironment(Base):  # type: ignore[misc]

@@ -27,10 +27,10 @@ def scene(scene_of: Callable[..., Scene]) -> Scene:
     return scene_of(3)
 
 
-def start_gang(scene: Scene, name: str, more: str = "") -> str:
+def start_gang(scene: Scene, name: str) -> str:
     """Start prefill and decode with two ranks each, and a proxy whose end is that of the job; return its id."""
     roles = [{"name": "prefill", **SERVE}, {"name": "decode", **SERVE}, {"name": "proxy", **WORK}]
-    path = scene.job(name, more=f"restart: {{max_restarts: 0}}\n{more}")
+    path = scene.job(name, more="restart: {max_restarts: 0}\n")
     text = re.sub(r"^command: .*$", f"roles: {json.dumps(roles)}", path.read_text(), flags=re.M)
     path.write_text(text)
     job = scene.start(path)

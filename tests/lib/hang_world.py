@@ -46,7 +46,6 @@ class World:
     metrics: bool = True
     tells_phases: bool = True
     may_restart: bool = False
-    spins: bool = False
     at_s: float = 1000.0
     age_s: float = 2000.0
     busy: bool = True

@@ -35,11 +35,10 @@ def report(name, *, routes=None, cpus=64, python="/usr/bin/python3"):
     )
 
 
-def meshed(hosts, source="10.0.0.{}", interface="eth0"):
+def meshed(hosts, source="10.0.0.{}"):
     return {
         host.name: report(
-            host.name,
-            routes={other.name: Route(interface, source.format(index)) for other in hosts if other is not host},
+            host.name, routes={other.name: Route("eth0", source.format(index)) for other in hosts if other is not host}
         )
         for index, host in enumerate(hosts, start=1)
     }

@@ -204,7 +204,7 @@ class TopWorld:
                 ],
             )
 
-    def add_history(self, host: str, device: int, *, minutes: int = 60) -> None:
+    def add_history(self, host: str, device: int) -> None:
         """A device that was busy, and is again after a pause."""
         with SampleStore.open(self.state_dir) as store:
             store.add(
@@ -223,7 +223,7 @@ class TopWorld:
                     health="OK",
                     source="npu-smi",
                 )
-                for i in range(2 * minutes)
+                for i in range(120)
             )
 
 

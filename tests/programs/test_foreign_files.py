@@ -67,7 +67,7 @@ def dated(form: str, *, zone_hours: float = 0.0) -> list[Row]:
     return changed(lambda row: {**row, "time": (when(row) + timedelta(hours=zone_hours)).strftime(form)})
 
 
-def assert_right(tracks: list[Track], *, speed: float = 0.02, course: float = 0.2) -> None:
+def assert_right(tracks: list[Track]) -> None:
     """Compare with the truth: times, places, and speeds and courses within a tolerance, where both have them."""
     by_ship = {track.ship: track for track in tracks}
     assert len(by_ship) == len(TRUTH)
@@ -77,9 +77,9 @@ def assert_right(tracks: list[Track], *, speed: float = 0.02, course: float = 0.
         assert np.allclose(track.lat, truth.lat, atol=1e-5) and np.allclose(track.lon, truth.lon, atol=1e-5)
         assert track.label == truth.label
         with np.errstate(invalid="ignore"):
-            slow = ~(np.abs(track.sog - truth.sog) > speed)
+            slow = ~(np.abs(track.sog - truth.sog) > 0.02)
             turned = np.abs((track.cog - truth.cog + 180) % 360 - 180)[truth.sog > 3]
-        assert slow.all() and not (turned > course).any()
+        assert slow.all() and not (turned > 0.2).any()
 
 
 RIGHT = {
@@ -131,9 +131,9 @@ def fix_of(error: InvalidDataError) -> dict[str, str]:
     return dict(re.findall(r"--(\w+)=(\S+)", line))
 
 
-def reading_of(options: dict[str, str], *, known: dict[str, str] | None = None) -> Reading:
+def reading_of(options: dict[str, str]) -> Reading:
     columns = dict(pair.split("=", 1) for pair in options.pop("column_map", "").split(",") if pair)
-    return Reading({**(known or {}), **columns}, **options)
+    return Reading(columns, **options)
 
 
 REFUSED = {

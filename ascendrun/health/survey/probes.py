@@ -193,7 +193,6 @@ HOST_PROBES: tuple[Probe, ...] = (
 
 _NODES = [f"/dev/{name}" for name in (*DRIVER_NODES, *(f"davinci{number}" for number in range(MOST_DEVICES)))]
 _CARDS = _script(scripts.CARDS, *CARD_VIEWS, timeout_s=CARDS_S, max_bytes=1 << 18)
-_CANN = _script(scripts.CANN, kind="shell_argv")
 _DEVICES = {"kind": "stat", "paths": _NODES, "below": "ASCENDRUN_SIM_ROOT"}
 NPU_PROBES: tuple[Probe, ...] = (
     Probe("npu-smi", _if_npus(_script(scripts.TABLE)), parsers.read_table, "table", reads_errors=True),

@@ -126,19 +126,13 @@ class Instructions(Task):
 
 
 def largest_micro_batch(
-    rows: Rows,
-    plan_units: Callable[[int], Sequence[Unit]],
-    *,
-    steps: int,
-    world_size: int,
-    micro_batch: int,
-    looked_at: int = 8,
+    rows: Rows, plan_units: Callable[[int], Sequence[Unit]], *, steps: int, world_size: int, micro_batch: int
 ) -> dict[str, int]:
-    """Return {rows, length, kept, pieces}: the maxima over the pieces of a few steps, for the memory estimate."""
+    """Return {rows, length, kept, pieces}: the maxima over the pieces of eight steps, for the memory estimate."""
     from ascendrun.programs.trainer.data import deal
 
     found = {"rows": 1, "length": 1, "kept": 1, "pieces": 1}
-    for step in sorted({int(each) for each in np.linspace(0, steps - 1, looked_at)}):
+    for step in sorted({int(each) for each in np.linspace(0, steps - 1, 8)}):
         units = plan_units(step)
         pieces: list[list[Unit]] = deal(units, 0, world_size, micro_batch=micro_batch)
         for piece in pieces:

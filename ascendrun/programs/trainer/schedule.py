@@ -63,12 +63,12 @@ def ramp(first: float, last: float, steps: int) -> Schedule:
     return lambda step: first + (last - first) * min(1.0, step / max(1, steps))
 
 
-def onecycle(steps: int, *, rise: float = 0.3, div_factor: float = 25.0, final_div_factor: float = 1e4) -> Schedule:
-    """Rise from 1 / div_factor to 1 over the fraction `rise` of the steps, then fall to that start divided by
-    final_div_factor, both as a cosine: torch's OneCycleLR as fractions of its max_lr."""
+def onecycle(steps: int, *, rise: float = 0.3) -> Schedule:
+    """Rise from 1 / 25 to 1 over the fraction `rise` of the steps, then fall to 1 / 250,000, both as a cosine: torch's
+    OneCycleLR with its usual factors, as fractions of its max_lr."""
     top, end = rise * steps - 1, steps - 1
-    first = 1 / div_factor
-    last = first / final_div_factor
+    first = 1 / 25
+    last = first / 1e4
 
     def between(start: float, stop: float, way: float) -> float:
         return stop + (start - stop) / 2 * (1 + math.cos(math.pi * way))

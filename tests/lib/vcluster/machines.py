@@ -97,9 +97,9 @@ class Machines:
         options.setdefault("timeout", RUN_DEADLINE_S)
         return subprocess.run(self.head_argv(argv, cwd=cwd), **options)
 
-    def head_popen(self, argv: Sequence[str], *, cwd: str | None = None, **options: Any) -> subprocess.Popen[Any]:
+    def head_popen(self, argv: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """`subprocess.Popen` in the head's namespaces. Signals to it reach the command, SIGKILL too."""
-        return subprocess.Popen(self.head_argv(argv, cwd=cwd), **options)
+        return subprocess.Popen(self.head_argv(argv), **options)
 
     def host_run(
         self, name: str, argv: Sequence[str], *, cwd: str = "/", groups: Sequence[str] = (), **options: Any

@@ -107,12 +107,11 @@ def interfaces(init_pid: int) -> Sequence[str]:
     return [line.split(":")[0].strip() for line in lines]
 
 
-def listens(init_pid: int, port: int = 22) -> bool:
-    """Whether a process listens on `port` in the network of process `init_pid` (which must live)."""
-    wanted = f":{port:04X}"
+def listens(init_pid: int) -> bool:
+    """Whether a process listens on port 22 in the network of process `init_pid` (which must live)."""
     for family in ("tcp", "tcp6"):
         path = f"/proc/{init_pid}/net/{family}"
         lines = Path(path).read_text().splitlines()[1:] if os.path.exists(path) else []
-        if any(line.split()[1].endswith(wanted) and line.split()[3] == "0A" for line in lines):
+        if any(line.split()[1].endswith(":0016") and line.split()[3] == "0A" for line in lines):
             return True
     return False

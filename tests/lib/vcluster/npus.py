@@ -16,22 +16,17 @@ _MAKE_DEVICES = (
 )
 
 
-def install_on(
-    cluster: VirtualCluster, name: str, scenario: Scenario, *, has_devices: bool = True, python: str = ""
-) -> None:
+def install_on(cluster: VirtualCluster, name: str, scenario: Scenario, *, python: str = "") -> None:
     """Host `name` of the cluster is from now on a node of this scenario; its files are gone with the host.
 
-    `has_devices`: whether it gets device nodes, in its own /dev. `python`: the interpreter of the tools, this
+    It gets device nodes, in its own /dev. `python`: the interpreter of the tools, this
     one's by default; say /usr/bin/python3 where accounts other than root run them and this one is in root's home.
     Raises InvalidInputError, HostDownError, AscendrunError where the host may not have its own /dev.
     """
     install_tree(cluster.path(name, "/"), scenario, python=python, has_devices=False)
-    devices = len(scenario.cards_ids) * scenario.family.dies if has_devices else 0
+    devices = len(scenario.cards_ids) * scenario.family.dies
     argv = [sys.executable, "-I", "-S", "-c", _MAKE_DEVICES, str(devices)]
-    done = cluster.host_run(name, argv, capture_output=True, text=True) if has_devices else None
-    if done is not None and done.returncode:
+    done = cluster.host_run(name, argv, capture_output=True, text=True)
+    if done.returncode:
         words = done.stderr.strip().splitlines()
-        raise AscendrunError(
-            f"{name}: cannot create device nodes: {words[-1] if words else 'no error output'}",
-            hint="install_on(…, has_devices=False)",
-        )
+        raise AscendrunError(f"{name}: cannot create device nodes: {words[-1] if words else 'no error output'}")
