@@ -205,3 +205,67 @@ def test_who_installs_a_header_or_a_library_to_link_gives_the_hint(line: str, fi
 def test_a_device_of_number_minus_one_was_not_selected() -> None:
     found = explain(f"{HEAD}RuntimeError: there is no stream for a tensor on device -1")
     assert "on every rank: init_process_group, set_device" in found.hint
+
+
+# ---------------------------------------------------------------- what is stated without an exception
+
+
+@pytest.mark.parametrize(
+    ("lines", "domain", "fix"),
+    [
+        (
+            "PLAN_BUFFER_MB is too SMALL, batch = 8, NEEDED_PLAN_BUFFER_MB(8 * 9) = 72MB\nthe check failed",
+            "program",
+            "`PLAN_BUFFER_MB`",
+        ),
+        ("slurmstepd: error: step 7.0 exceeded memory limit (9 > 8), being killed\nbye", "host-memory", "Slurm --mem"),
+        (
+            "The error from device(chipId:2), number 4.\nthere is a plain sdma error, channel is 1,\nstate=0x1",
+            "device",
+            "ascendrun doctor --hosts npu01",
+        ),
+    ],
+)
+def test_a_statement_before_the_end_without_an_exception_decides(lines: str, domain: str, fix: str) -> None:
+    found = explain(lines)
+    assert found.domain == domain and fix in found.hint
+
+
+def test_a_library_that_was_not_loaded_before_a_general_exception_is_named() -> None:
+    line = "Could not load library libplanfft.so.3. Error: /opt/x/libplanfft.so.3: cannot open shared object file"
+    found = explain(f"{line}\n{HEAD}RuntimeError: GET was unable to find an engine")
+    assert found.domain == "environment" and "libplanfft.so.3" in render(found).message
+
+
+def test_an_npu_without_an_address_is_of_the_environment_with_the_file_that_a_container_needs() -> None:
+    plog = "[TopoCheck] the device ip of card 3 is not configured, it is needed for several servers"
+    groups = [
+        {"ranks": 0, "at": 40, "exit": 1, "plog": plog},
+        {"ranks": "rest", "at": 41, "exit": -15, "stopped": True},
+    ]
+    found = render(diagnose(Builder({"ranks": 2, "family": "npu", "groups": groups}, seed="helps").evidence()), "en")
+    assert found.domain == "environment" and "-v /etc/hccn.conf" in found.hint
+
+
+def test_a_watch_of_some_ranks_only_leads_to_those_that_did_not_call() -> None:
+    work = "WorkNCCL(SeqNum=4, OpType=ALLREDUCE, Timeout(ms)=600000)"
+    line = f"[E1 a.cpp:9] [Rank 1] Watchdog caught collective operation timeout: {work} ran for 600001 milliseconds."
+    assert "the others did not call that collective" in explain(line, failed="1", family="cuda").hint
+
+
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        (
+            "EI0019: [PID: 7] 2026-02-21-11:38:29.575.404 Communication_Error_Bind_IP_Port(EI0019): Failed to enable.",
+            "two groups of this job",
+        ),
+        (
+            "RuntimeError: a.ts:9 NPU function error: aclrtSetDevice(device), error code is 107001",
+            "RAY_EXPERIMENTAL_NOSET_ASCEND",
+        ),
+        ("dcmi module initialize failed. ret is -8005", "other containers that hold the device"),
+    ],
+)
+def test_placement_has_the_steps_of_the_job_itself_and_of_containers(line: str, step: str) -> None:
+    assert step in explain(line).hint

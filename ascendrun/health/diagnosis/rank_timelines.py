@@ -124,7 +124,11 @@ def _details(fatal: Fatal) -> Iterator[Line]:
     closing_s = fatal.rank.exited_at_s if chain is None else fatal.lines[end].at_s
     for line in fatal.lines[max(0, end - DETAIL_LINES) : end]:
         is_near = line.at_s is None or closing_s is None or closing_s - line.at_s <= DETAIL_S
-        if is_near and says(line.text, "logged-error") and all(m.kind == "unreached" for m in find_peer_lines([line])):
+        if (
+            is_near
+            and says(line.text, "logged-error", "stated")
+            and all(m.kind == "unreached" for m in find_peer_lines([line]))
+        ):
             yield line
 
 

@@ -129,11 +129,8 @@ def _told_of(
 def _given_of(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeline]) -> Mapping[str, str]:
     """Return what a hint may name: of the job, the first rank, its message, and the short variables of its host."""
     first = next((one for one in timelines if one.rank.rank in winner.ranks and one.rank.rank >= 0), None)
-    told = (
-        first.said
-        if first is not None and first.said
-        else [proof.line for proof in winner.proofs if isinstance(proof.text, str)]
-    )
+    own = () if first is None else first.said or tuple(line.text for line in first.details)
+    told = own or tuple(proof.text for proof in winner.proofs if isinstance(proof.text, str))
     last = None if first is None or first.chain is None else first.chain.final
     host = evidence.host(winner.hosts[0]) if winner.hosts else None
     facts, free = ({}, 0) if host is None else (host.facts, host.disk_free_bytes or 0)
