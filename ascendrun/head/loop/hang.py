@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -71,7 +72,8 @@ class JobReader:
         self._ended: set[int] = set()
         self._gaps_s: deque[float] = deque(maxlen=GAPS)
         self._has_phases = False
-        self._losses: dict[int, dict[int, float]] = {}
+        self._losses: dict[int, tuple[array[float], array[float]]] = {}
+        """Newest steps of each rank, and their losses; a dictionary would take five times the memory."""
         self._stated: tuple[int, int] | None = None
         self.world: tuple[str, int] | None = None
         """Host of a rank, and the world size that its framework prints or records; None: none yet."""
@@ -131,7 +133,7 @@ class JobReader:
         change from step to step."""
         from ascendrun.head.spool.output_progress import TAIL_BYTES, find_outputs, read_rows
 
-        losses = self._losses
+        losses: Mapping[int, Mapping[float, float]] = {rank: dict(zip(*each)) for rank, each in self._losses.items()}
         if len(losses) < 2:
             printed = {
                 rank: read_rows(paths, pattern=pattern, last_bytes=TAIL_BYTES[0])
@@ -157,10 +159,11 @@ class JobReader:
             self._stated = rank, line.world_size
         elif line.event is None and line.step is not None:
             if line.loss is not None:
-                losses = self._losses.setdefault(rank, {})
-                losses[line.step] = line.loss
-                if len(losses) > GAPS:
-                    del losses[next(iter(losses))]
+                steps, losses = self._losses.setdefault(rank, (array("d"), array("d")))
+                steps.append(line.step)
+                losses.append(line.loss)
+                if len(steps) > GAPS:
+                    del steps[0], losses[0]
             self._steps[rank] = max(line.step, self._steps.get(rank, 0))
             if line.at_s is not None:
                 if rank in self._written_s and line.at_s > self._written_s[rank]:

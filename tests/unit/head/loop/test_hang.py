@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,26 @@ def test_equal_losses_of_ranks_without_a_connection_are_those_of_separate_traini
         monitor._take([(job.id, look)], 0.0)
         found.append(any(event.code == "separate-trainings" for event in world.context.steps.events_of(job.id)))
     assert found == [False, is_told, is_told] and not found[0]
+
+
+def test_the_losses_of_many_steps_take_little_memory_and_the_newest_are_compared(tmp_path: Path) -> None:
+    attempt = Attempt(tmp_path)
+    folder = spool_dir(tmp_path, "j-0001", 1) / "n1"
+    folder.mkdir(parents=True, exist_ok=True)
+    tracemalloc.start()
+    try:
+        for rank in range(100):
+            lines = (
+                json.dumps({"step": step, "loss": 1000.0 / (step + rank * (step < 500))}) for step in range(1, 601)
+            )
+            (folder / f"rank-{rank}.metrics.0").write_text("\n".join(lines) + "\n")
+        before, _ = tracemalloc.get_traced_memory()
+        attempt.look()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert attempt.reader.has_equal_losses(None), "only the first steps differ"
+    assert after - before < 100 * 4000
 
 
 def test_a_framework_that_trains_with_fewer_ranks_than_the_job_says_so_at_the_first_look(tmp_path: Path) -> None:
