@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 
 from ascendrun.health.diagnosis import Evidence, FixedClock, HostEvidence, Line, RankEvidence
 
 PER_HOST = 8
+KINDS = 16
+"""Ordinary output differs among so many ranks, and is repeated beyond, but for its identifiers."""
 BEGAN_S, FAILED_S, STEP_S = 1_790_000_000.0, 4000.0, 1.2
 SITE = "/opt/env/lib/python3.10/site-packages"
 
@@ -47,18 +50,19 @@ def evidence(shape: str, ranks: int, lines: int) -> Evidence:
 
 
 def _rank(shape: str, rank: int, ranks: int, count: int, host: str) -> RankEvidence:
-    drawn = random.Random(f"{shape} {rank}")
     is_first = rank == ranks // 3
-    end_s = BEGAN_S + FAILED_S + (0.0 if is_first else 5.0 + drawn.random())
+    end_s = BEGAN_S + FAILED_S + (0.0 if is_first else 5.0 + rank / ranks)
     texts = {"rank": str(rank), "pid": str(40000 + rank), "dev": str(rank % PER_HOST), "peer": str(ranks // 3)}
     texts["plog"] = time.strftime("%Y-%m-%d-%H:%M:%S.000.117", time.gmtime(end_s))
     ends = SHAPES[shape](is_first, texts)
     in_plog = count // 2 if shape == "plog" else 0
-    plog = [*_plog(drawn, in_plog - len(ends.get("plog", ())), texts, end_s), *ends.get("plog", ())]
-    work = _work(drawn, count - in_plog - len(ends["err"]), rank)
+    plog = [*_plog(in_plog - len(ends.get("plog", ())), rank % KINDS), *ends.get("plog", ())]
+    work = _work(count - in_plog - len(ends["err"]), rank % KINDS)
     streams: dict[str, list[Line]] = {"out": [], "err": []}
     offsets = {"out": 0, "err": 0}
     for number, (stream, text) in enumerate(work):
+        if ID in text:
+            text = text.replace(ID, f"{(rank * count + number) * 2654435761 & 0xFFFFFFFF:08x}")
         at_s = end_s - (count - number) * STEP_S / 2
         streams[stream].append(Line(text, f"{host}/rank-{rank}.{stream}.0", offsets[stream], at_s, stream))
         offsets[stream] += len(text) + 1
@@ -82,19 +86,26 @@ def _rank(shape: str, rank: int, ranks: int, count: int, host: str) -> RankEvide
 
 # ---------------------------------------------------------------- ordinary output
 
+ID = "{id}"
 WARNINGS = (
     f"{SITE}/torch/utils/checkpoint.py:{{number}}: UserWarning: None of the inputs have requires_grad=True",
     "  warnings.warn(",
     "[rank{rank}]:[W1120 10:00:00.551 compiler_depend.ts:487] Warning: NPU warning, operator {number} falls back",
     "WARNING:datasets.builder:Found cached dataset shard {number}",
-    "2026-11-20 10:00:00,551 - data - WARNING - sample {number} has 4097 tokens, truncated to 4096",
+    "2026-11-20 10:00:00,551 - data - WARNING - sample {id} has 4097 tokens, truncated to 4096",
     "Loading checkpoint shards:  50%|█████     | {number}/9000 [01:10<01:42,  5.76it/s]",
-    "retrying the download of shard {number}: Connection reset by peer",
+    "retrying the download of shard {id}: Connection reset by peer",
 )
 
 
-def _work(drawn: random.Random, count: int, rank: int) -> Iterator[tuple[str, str]]:
-    """Yield lines of a training with their streams: three of four are of its steps, with other numbers on each rank."""
+@cache
+def _work(count: int, rank: int) -> Sequence[tuple[str, str]]:
+    """Return lines of a training with their streams: three of four are of its steps."""
+    return list(_drawn_work(count, rank))
+
+
+def _drawn_work(count: int, rank: int) -> Iterator[tuple[str, str]]:
+    drawn = random.Random(rank)
     for number in range(count):
         kind = drawn.random()
         if kind < 0.5:
@@ -127,13 +138,15 @@ PLOG = (
 )
 
 
-def _plog(drawn: random.Random, count: int, texts: Mapping[str, str], end_s: float) -> Iterator[str]:
+@cache
+def _plog(count: int, rank: int) -> Sequence[str]:
+    drawn, found = random.Random(rank), []
     for number in range(count):
-        at = (
-            time.strftime("%Y-%m-%d-%H:%M:%S", time.gmtime(end_s - (count - number) * STEP_S))
-            + f".{number % 1000:03d}.117"
-        )
-        yield _filled(drawn.choice(PLOG), {**texts, "plog": at, "number": str(number)})
+        at_s = BEGAN_S + FAILED_S - (count - number) * STEP_S
+        at = time.strftime("%Y-%m-%d-%H:%M:%S", time.gmtime(at_s)) + f".{number % 1000:03d}.117"
+        texts = {"pid": str(40000 + rank), "dev": str(rank % PER_HOST), "plog": at, "number": str(number)}
+        found.append(_filled(drawn.choice(PLOG), texts))
+    return found
 
 
 # ---------------------------------------------------------------- ends
