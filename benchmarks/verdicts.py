@@ -57,16 +57,30 @@ def run(other: Path, ranks: int, lines: int, repeats: int, sheet: Sheet) -> None
                 )
 
 
+def medians(rows: Sequence[Row], case: str, column: str) -> tuple[float | None, float | None]:
+    """Return that of the other side and that of this."""
+    other, this = (
+        median([row for row in rows if (row["side"], row["case"]) == (side, case)], column)
+        for side in ("other", "this")
+    )
+    return other, this
+
+
+def worst(rows: Sequence[Row]) -> float | None:
+    """Return the largest ratio of CPU time, this beside the other; None: not measured."""
+    pairs = [medians(rows, case, "cpu_s") for case in dict.fromkeys(row["case"] for row in rows)]
+    return max((this / other for other, this in pairs if this and other), default=None)
+
+
 def render(rows: Sequence[Row]) -> str:
     lines = []
     for case in dict.fromkeys(row["case"] for row in rows):
         mine = [row for row in rows if row["case"] == case]
-        cells = []
-        for column in ("cpu_s", "memory_mb"):
-            other, this = (median([row for row in mine if row["side"] == side], column) for side in ("other", "this"))
-            cells += [shown(other), shown(this), shown(this / other if this and other else None)]
-        lines.append([case, *cells[:5], mine[-1]["code"]])
-    header = ["failure", "other, CPU s", "this, CPU s", "÷", "other, MB", "this, MB", "diagnosis"]
+        (other_s, this_s), (other_mb, this_mb) = (medians(mine, case, column) for column in ("cpu_s", "memory_mb"))
+        ratio = this_s / other_s if this_s and other_s else None
+        cells = [shown(value) for value in (other_s, this_s, ratio, other_mb, this_mb)]
+        lines.append([case, *cells, str(len(mine) // 2), mine[-1]["code"]])
+    header = ["failure", "other, CPU s", "this, CPU s", "÷", "other, MB", "this, MB", "repetitions", "diagnosis"]
     return table(header, lines)
 
 
@@ -82,10 +96,12 @@ def main() -> None:
         run(given.other.resolve(), given.ranks, given.lines, given.repeat, sheet)
     write_page(
         sheet,
-        title="verdicts: the diagnosis beside that of an earlier commit",
+        title="verdicts: the diagnosis compared with that of an earlier commit",
         says=(
-            f"From the evidence of {given.ranks} ranks with {given.lines} lines each to the diagnosis, medians of "
-            f"{given.repeat}, both sides taking turns. `÷`: this beside the other; above 1 this is slower."
+            f"From the evidence of {given.ranks} ranks with {given.lines} lines each to the diagnosis: medians, both "
+            "sides in turn. `÷`: this to the other; above 1 this is slower. MB: added to the evidence. "
+            "`mixed`: one rank out of memory, tracebacks of the others. `bare`: the same without tracebacks. `plog`: "
+            "half of the lines are of CANN. Three of four other lines are of steps, the rest warnings and logs."
         ),
         body=render(read_rows(sheet.path)),
         command=f"python -m benchmarks.verdicts OTHER_CHECKOUT --repeat {given.repeat}",

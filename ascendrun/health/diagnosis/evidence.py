@@ -155,7 +155,11 @@ class Evidence:
 
     def host(self, name: str) -> HostEvidence:
         """Return a host's evidence; never fails, since it may be empty."""
-        return next((one for one in self.hosts if one.host == name), None) or HostEvidence(name)
+        return self._by_name.get(name) or HostEvidence(name)
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, HostEvidence]:
+        return {one.host: one for one in reversed(self.hosts)}
 
     @property
     def silent_hosts(self) -> tuple[str, ...]:
