@@ -344,9 +344,8 @@ class AgentConnection:
             raise wire.FrameError(f"more than {FLOOD_FRAMES} messages without a request in {FLOOD_S:g} s")
 
     def _take_info(self, epoch: int, header: Mapping[str, Any], login: agent_bootstrap.Login) -> None:
-        version = header.get("protocol")
-        if version != wire.PROTOCOL:
-            self.fail(epoch, agent_bootstrap.other_version(self.host.name, version))
+        if header.get("protocol") != wire.PROTOCOL:
+            self.fail(epoch, agent_bootstrap.other_version(self.host.name, header.get("protocol")))
             return
         info = AgentInfo.from_header(header)
         with self._lock:
