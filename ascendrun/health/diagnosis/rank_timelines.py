@@ -13,8 +13,8 @@ from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, moment, with_stamps
 from ascendrun.health.diagnosis.lines import rank_lines
 from ascendrun.health.diagnosis.lines.exits import exit_indicator
-from ascendrun.health.diagnosis.lines.fatal import MESSAGE_LINES, Fatal
-from ascendrun.health.diagnosis.lines.rank_lines import PeerLine, RankLines, find_peer_lines, is_specific
+from ascendrun.health.diagnosis.lines.fatal import MESSAGE_LINES, Fatal, Mark
+from ascendrun.health.diagnosis.lines.rank_lines import PeerLine, RankLines, is_specific, peer_lines_of
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, unfold, without_colours
 
 
@@ -92,7 +92,9 @@ def _report(fatal: Fatal, own: result.Suspect | None) -> Iterator[int]:
         proof, lines = own.proofs[0], fatal.lines
         there = (at for at in reversed(range(len(lines))) if lines[at].offset == proof.offset)
         first = next((at for at in there if lines[at].text.strip().startswith(proof.line)), len(lines))
-        yield from (index for index in range(first, len(lines))[:MESSAGE_LINES] if not fatal.is_aftermath(index))
+        yield from (
+            index for index in range(first, len(lines))[:MESSAGE_LINES] if fatal.marks.get(index) is not Mark.AFTERMATH
+        )
 
 
 def _may_lack_others(fatal: Fatal) -> bool:
@@ -124,11 +126,8 @@ def _details(fatal: Fatal) -> Iterator[Line]:
     closing_s = fatal.rank.exited_at_s if chain is None else fatal.lines[end].at_s
     for line in fatal.lines[max(0, end - DETAIL_LINES) : end]:
         is_near = line.at_s is None or closing_s is None or closing_s - line.at_s <= DETAIL_S
-        if (
-            is_near
-            and says(line.text, "logged-error", "stated")
-            and all(m.kind == "unreached" for m in find_peer_lines([line]))
-        ):
+        is_stated = is_near and says(line.text, "logged-error", "stated")
+        if is_stated and all(message.kind == "unreached" for message in peer_lines_of(line)):
             yield line
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 
 from ascendrun.ascend import vocabularies
 from ascendrun.ascend.peer_messages import EXEC, LOST
@@ -22,7 +23,7 @@ from ascendrun.ascend.vocabularies import (
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.lines import rank_lines
 from ascendrun.health.diagnosis.lines.exits import is_signal, signal_of
-from ascendrun.health.diagnosis.lines.tracebacks import TORN_LINES, Chain, Raised, bare_chains, same_exception
+from ascendrun.health.diagnosis.lines.tracebacks import TORN_LINES, Chain, Raised, same_exception
 from ascendrun.health.diagnosis.result import CAUSE, CONSEQUENCE, CREDIBLE, SYMPTOM, TEARDOWN, Suspect, without_quotes
 from ascendrun.health.python_names import is_of_helper
 
@@ -33,17 +34,29 @@ SPECIFIC_FROM, NEUTRAL_BELOW = 80, 20
 """Strengths of rows that say more than the exception that led to them, and of postscripts that every failure has."""
 
 
+class Mark(Enum):
+    """What a line near the end is. REPORT: the first that reports a wait, a code of the runtime, or an abort; CAUSE: it
+    names an exception without a traceback; POINTER: such a one that refers to another; AFTERMATH: one after the report,
+    which is of helper processes."""
+
+    REPORT = "report"
+    CAUSE = "cause"
+    POINTER = "pointer"
+    AFTERMATH = "aftermath"
+
+
 class Fatal(rank_lines.RankLines):
     """A rank's lines with the fatal exception. `chain`: exceptions that led to the rank's end, None: none found."""
 
     def __init__(self, evidence: Evidence, rank: RankEvidence, lines: Sequence[Line], plog: Sequence[Line]) -> None:
         super().__init__(evidence, rank, lines, plog)
-        self.until = self._reported_at()
-        ended = min([self.until, *(one.last for one in self.chains if one.final.was_uncaught)])
+        self.marks = self._mark()
+        until = min((at for at, mark in self.marks.items() if mark is Mark.REPORT), default=len(lines))
+        ended = min([until, *(one.last for one in self.chains if one.final.was_uncaught)])
         gone = [one for one in self.chains if one.first > ended and is_of_helper(one.final.type, *one.final.caught_in)]
         self.chains = tuple(one for one in self.chains if one not in gone)
-        raised = {index for chain in self.chains for one in chain.raised for index in range(one.first, one.last + 1)}
-        late = {one.line for one in self.hits if self.is_aftermath(one.line)} - raised
+        self.raised = {at for chain in self.chains for one in chain.raised for at in range(one.first, one.last + 1)}
+        late = {at for at, mark in self.marks.items() if mark is Mark.AFTERMATH} - self.raised
         self.hits = [one for one in self.hits if one.line not in late or one.signature.family in alike("report-an-end")]
         self.chain = self._find() or self._find_bare()
         self.role = None if self.chain is None else self.role_of(self.chain)
@@ -70,32 +83,28 @@ class Fatal(rank_lines.RankLines):
         further from the end only if no known line elsewhere is the cause."""
         if self.rank.stopped or not (self.rank.code or (self.rank.inner and not self.rank.has_ended)):
             return None
-        places = range(len(self.lines))[-rank_lines.AFTERWARDS_LIMIT :]
-        near = (at for at in reversed(places) if at <= self.until and self.is_terminal(at))
         causes = {hit.line for hit in self.hits if hit.signature.role == CAUSE and hit.signature.strength >= CREDIBLE}
-        known = {at for at in causes if self.is_terminal(at)}
-        found = [
-            one for one in self._bare(near) if one.last in places[-TORN_LINES:] or known <= {*self.message_of(one.root)}
-        ]
-        own = [one for one in found if self.role_of(one) == CAUSE and not says(one.root.text, "points-elsewhere")]
+        known, last = causes & {*self.near}, len(self.lines) - TORN_LINES
+        marked = [at for at in reversed(self.marks) if self.marks[at] is not Mark.AFTERMATH]
+        near = [self.bare[at] for at in marked if at in self.bare and at not in self.raised]
+        found = [one for one in near if one.last >= last or known <= {*self.message_of(one.root)}]
+        own = [one for one in found if self.role_of(one) == CAUSE and self.marks[one.last] is not Mark.POINTER]
         return next(iter([*own, *found]), None)
 
-    def _reported_at(self) -> int:
-        """Return where the rank first reports its end: a wait, a code of the runtime, or that it aborts. What follows
-        without a traceback is of its helper processes."""
+    def _mark(self) -> dict[int, Mark]:
+        """Mark the lines near the end, in one pass; a line that is none of these has no mark."""
         waits = (one.line for one in self.messages if one.wait is not None)
         own = {id(line) for line in waits if not (says(line.text, "less") or is_warning(line.text))}
         coded = {hit.line for hit in self.hits if hit.signature.family in alike("report-an-end")}
-        ends = (at for at, line in enumerate(self.lines) if at in coded or id(line) in own)
-        return next(filter(self.is_terminal, ends), len(self.lines))
-
-    def is_aftermath(self, index: int) -> bool:
-        """Return whether it names an exception without a traceback after that."""
-        return index > self.until and says(self.lines[index].text, "bare-exception")
-
-    def _bare(self, places: Iterable[int]) -> Iterable[Chain]:
-        taken = {one.last for chain in self.chains for one in chain.raised}
-        return bare_chains(self.lines, (at for at in places if at not in taken))
+        marks: dict[int, Mark] = {}
+        after = False
+        for at in self.near:
+            if not after and (at in coded or id(self.lines[at]) in own):
+                marks[at], after = Mark.REPORT, True
+            elif at in self.bare:
+                is_pointer = says(self.bare[at].root.text, "points-elsewhere")
+                marks[at] = Mark.AFTERMATH if after else Mark.POINTER if is_pointer else Mark.CAUSE
+        return marks
 
     def _led_to(self, earlier: Chain, chain: Chain) -> bool:
         """Return whether an uncaught exception follows from an earlier one: it refers to that, or that is of a helper
@@ -119,7 +128,7 @@ class Fatal(rank_lines.RankLines):
             return TEARDOWN
         message = self.message_of(root)
         stated = () if root.last in self.stated else (self.lines[index] for index in message)
-        messages = tuple(rank_lines.find_peer_lines(stated))
+        messages = [one for line in stated for one in rank_lines.peer_lines_of(line)]
         if any(one.wait is not None for one in messages):
             return CONSEQUENCE
         if any(one.kind in alike("several-messages") for one in messages):
@@ -164,7 +173,7 @@ class Fatal(rank_lines.RankLines):
     def is_last_output(self, chain: Chain) -> bool:
         """Return whether it ended the rank: no work after it, no later exception, no signal from outside."""
         later = [other for other in self.chains if other.last > chain.last and other.kind in ("main", "torn")]
-        bare = self._bare(range(chain.last + 1, len(self.lines)))
+        bare = (one for at, one in self.bare.items() if at > chain.last and at not in self.raised)
         later += (one for one in bare if one.rank != chain.rank or one.last > chain.last + TORN_LINES)
         was_ended = self.rank.stopped or is_signal(self.rank, "from-outside")
         if was_ended or self.torn[-1:] > [chain.last] or any(self.role_of(other) != TEARDOWN for other in later):
@@ -180,21 +189,19 @@ class Fatal(rank_lines.RankLines):
     def _left_the_program(self, chain: Chain) -> bool:
         """Return whether it passed the outermost line of the main program, without output after it: shutdown was slow,
         or its own watchdog ended it."""
-        lines = self.lines
-        at_s = lines[chain.last].at_s
+        at_s = self.lines[chain.last].at_s
         if chain.kind != "main" or not chain.final.was_uncaught or at_s is None:
             return False
         ended_so = self.rank.code == 1 or signal_of(self.rank) == signal.SIGABRT
         return ended_so and all(
             line.stream != "out" or (line.at_s is not None and line.at_s <= at_s + rank_lines.LAST_OUTPUT_S)
-            for line in lines
+            for line in self.lines
         )
 
     def _was_handled(self, chain: Chain) -> bool:
         """Return whether the next output of the program shows that it continued."""
-        lines = self.lines
-        stream, after = lines[chain.last].stream, lines[chain.last + 1 : chain.last + 4]
-        text = next((line.text for line in after if line.stream == stream and line.text.strip()), "")
+        last, *after = self.lines[chain.last : chain.last + 4]
+        text = next((line.text for line in after if line.stream == last.stream and line.text.strip()), "")
         return says(text, "handled") and not text.startswith(("Traceback", " "))
 
     def _has_known_after(self, chain: Chain) -> bool:
@@ -250,7 +257,7 @@ class Fatal(rank_lines.RankLines):
         """Return the most specific exception: the last, unless it only reports other ranks' ends or refers to an
         earlier one."""
         final = next((one for one in reversed(chain.leading) if not says(one.text, "points-elsewhere")), chain.final)
-        echo = rank_lines.find_peer_lines(self.lines[index] for index in self.message_of(final))
+        echo = (one for index in self.message_of(final) for one in rank_lines.peer_lines_of(self.lines[index]))
         is_echo = role == CAUSE and (self._suffered(final)[0] or any(one.wait is not None for one in echo))
         return chain.root if is_echo or chain.kind == "thread" or says(final.message, "reraised") else final
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ascendrun.ascend.line_shapes import is_work
@@ -17,7 +17,7 @@ from ascendrun.ascend.vocabularies import alike, class_of, is_kind, is_try, is_w
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence, moment
-from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised, bare_chains, read_chains, same_exception
+from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised, bare_chain, read_chains, same_exception
 
 _BARE = re.compile(r"[\d.]+|localhost")
 AFTERWARDS_LINES, AFTERWARDS_LIMIT = 12, 200
@@ -41,11 +41,9 @@ class PeerLine(PeerMessage):
     line: Line = Line("", "")
 
 
-def find_peer_lines(lines: Iterable[Line]) -> Iterator[PeerLine]:
-    """Yield messages in the order of the lines; one line may have several."""
-    for line in lines:
-        for found in read_messages(line.text):
-            yield PeerLine(found.kind, found.wait, found.ranks, found.addresses, found.values, line)
+def peer_lines_of(line: Line) -> Iterator[PeerLine]:
+    for found in read_messages(line.text):
+        yield PeerLine(found.kind, found.wait, found.ranks, found.addresses, found.values, line)
 
 
 def suffered_wait(text: str) -> str | None:
@@ -71,7 +69,8 @@ def services_in(text: str, *, by_address: bool = False) -> tuple[str, ...]:
 
 class RankLines:
     """A rank. `torn`: where a traceback has lost its head or its exception; `hits`: known messages; `stated`: lines of
-    exceptions about the program's data; `messages`: about other ranks, before the rank was stopped."""
+    exceptions about the program's data; `near`: lines at the end; `messages`: about other ranks, of these lines and
+    before the rank was stopped; `bare`: exceptions without a traceback, of these lines and those that tell a class."""
 
     def __init__(self, evidence: Evidence, rank: RankEvidence, lines: Sequence[Line], plog: Sequence[Line]) -> None:
         self.evidence, self.rank, self.host = evidence, rank, evidence.host(rank.host)
@@ -93,26 +92,19 @@ class RankLines:
         self.worked_until_s = max((at_s for index in work if (at_s := lines[index].at_s) is not None), default=None)
         self.chains = tuple(without_handled(chain, hits, lines) for chain in self.chains)
         self.hits = [hit for hit in hits if not is_try(hit.text)]
-        self.messages = tuple(
-            message
-            for message in (*self._peer_lines_at_the_end(), *find_peer_lines(plog))
-            if not self.is_late(message.line)
-        )
+        self.near = [index for index in range(len(lines)) if self.is_terminal(index)]
+        # messages during work are retries, as of a rendezvous, and no evidence
+        near = [message for index in self.near if index not in self.stated for message in peer_lines_of(lines[index])]
+        told = [message for message in near if message.kind == "tried" or not is_try(message.line.text)]
+        every = (*told, *(message for line in plog for message in peer_lines_of(line)))
+        self.messages = tuple(message for message in every if not self.is_late(message.line))
+        places = sorted({*self.near, *(index for index, line in enumerate(lines) if "Error: " in line.text)})
+        named = (bare_chain(lines, index) for index in places)
+        self.bare = {chain.last: chain for chain in named if chain is not None}
 
     @property
     def has_waited(self) -> bool:
         return any(message.wait is not None for message in self.messages)
-
-    def _peer_lines_at_the_end(self) -> Iterable[PeerLine]:
-        """Return messages about others, without those during work: retries, as of a rendezvous, are no evidence."""
-        places = {id(line): index for index, line in enumerate(self.lines)}
-        return (
-            message
-            for message in find_peer_lines(self.lines)
-            if self.is_terminal(places[id(message.line)])
-            and places[id(message.line)] not in self.stated
-            and (message.kind == "tried" or not is_try(message.line.text))
-        )
 
     def _count_after(self, work: Sequence[int]) -> list[int]:
         """Return for every line the number of ordinary lines after it: by order in its stream, by time in others."""
@@ -132,8 +124,7 @@ class RankLines:
         """Return known lines (by `same_line`) and exceptions after which the rank kept running; of a rank that failed,
         those long before its last work."""
         named = [(result.same_line(hit.signature.code, hit.text), hit.line) for hit in self.hits]
-        bare = bare_chains(self.lines, (index for index, line in enumerate(self.lines) if "Error: " in line.text))
-        named += [(f"exception|{same_exception(chain)}", chain.last) for chain in (*self.chains, *bare)]
+        named += [(f"exception|{same_exception(chain)}", chain.last) for chain in (*self.chains, *self.bare.values())]
         return frozenset(name for name, index in named if self._has_survived(index))
 
     def _has_survived(self, index: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ascendrun.ascend.vocabularies import alike, is_warning, says, wording
@@ -124,25 +124,24 @@ def read_chains(lines: Sequence[Line]) -> tuple[tuple[Chain, ...], list[int]]:
     return tuple(sorted(found, key=lambda chain: chain.last)), sorted(torn)
 
 
-def bare_chains(lines: Sequence[Line], places: Iterable[int]) -> Iterator[Chain]:
-    """Yield the exceptions that lines at these places name without a traceback, behind any prefix; with the next lines
-    if the message is wrapped."""
-    for at in places:
-        _, rank, text = split_prefix(lines[at].text)
-        found = _BARE.search(text)
-        if found is None or is_warning(text) or says(text, "less", "went-on", "of-launcher"):
-            continue
-        whole = [found["message"] or found["quoted"] or ""]
-        for line in lines[at + 1 : at + WRAPPED_LINES]:
-            after = split_prefix(line.text)[2]
-            is_next = bool(found["colon"]) and len(whole) == 1
-            if not is_next and (len(text) < WRAPPED_FROM or not says(after, "wrapped")):
-                break
-            text = after
-            whole.append(after.strip())
-        message = " ".join(filter(None, whole))
-        raised = Raised(found["type"] or found["alone"], message, None, says(message, "transport"), at, at)
-        yield Chain((raised,), rank=rank, kind="bare")
+def bare_chain(lines: Sequence[Line], at: int) -> Chain | None:
+    """Return the exception that a line names without a traceback, behind any prefix; with the next lines if the message
+    is wrapped. None: it names none, or is a warning or of a launcher."""
+    _, rank, text = split_prefix(lines[at].text)
+    found = _BARE.search(text)
+    if found is None or is_warning(text) or says(text, "less", "went-on", "of-launcher"):
+        return None
+    whole = [found["message"] or found["quoted"] or ""]
+    for line in lines[at + 1 : at + WRAPPED_LINES]:
+        after = split_prefix(line.text)[2]
+        is_next = bool(found["colon"]) and len(whole) == 1
+        if not is_next and (len(text) < WRAPPED_FROM or not says(after, "wrapped")):
+            break
+        text = after
+        whole.append(after.strip())
+    message = " ".join(filter(None, whole))
+    raised = Raised(found["type"] or found["alone"], message, None, says(message, "transport"), at, at)
+    return Chain((raised,), rank=rank, kind="bare")
 
 
 class _Parser:
