@@ -1,5 +1,5 @@
 """Class of a failure: its domain by the values of closed vocabularies, its scope by counting, its phase by the frames;
-and what follows from it: the facts of hosts that are shown, and the kind of the restart.
+and what follows from it: the facts of hosts that are shown, and whether another attempt helps.
 
 A row of the catalogue is more exact than a vocabulary, but is not needed: codes, errno, the classes of exceptions and
 kernel events of the first ranks give the domain of a failure whose message nobody has entered.
@@ -15,22 +15,16 @@ from ascendrun.ascend import vocabularies
 from ascendrun.ascend.compatibility import misfits_in
 from ascendrun.ascend.signatures import signature_of
 from ascendrun.ascend.vocabularies import Value, alike, deepest, is_error_line, says, value_of, value_of_row, wording
-from ascendrun.core.jobs.job import Exit
-from ascendrun.core.jobs.outcome import exit_reason
-from ascendrun.core.jobs.reasons import LOST, FirstFailure, Reason, because
-from ascendrun.core.jobs.restart import Failure, Kind
-from ascendrun.core.jobs.roles import named_rank
 from ascendrun.core.records import flattened
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.candidates import is_timely
 from ascendrun.health.diagnosis.evidence import Evidence, surely_before
-from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS, expand
+from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
 from ascendrun.health.diagnosis.lines.rank_lines import services_in
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import Confidence, Diagnosis, Proof, Suspect
 from ascendrun.health.package_pairs import is_of_versions
-from ascendrun.health.python_names import module_of
 from ascendrun.text import listed
 
 READ_RANKS = 4
@@ -165,11 +159,19 @@ def _libraries_of(one: RankTimeline) -> Iterator[Value]:
     program's own, the deepest first."""
     leading = () if one.chain is None else one.chain.leading
     for raised in (raised for raised in leading if vocabularies.class_of(raised.type).depth > -2):
-        modules = (raised.type.rpartition(".")[0], *map(module_of, raised.below))
+        modules = (raised.type.rpartition(".")[0], *map(_module_of, raised.below))
         found = [one for one in map(vocabularies.value_of_package, modules) if one is not None]
         if raised.below and raised.raised_in[1] == "<module>":
             found.append(Value("packages", "import", "environment", depth=2))
         yield from found[:1]
+
+
+def _module_of(file: str) -> str:
+    """Return the dotted name of a library's module by its file, such as "h5py._hl.files"."""
+    name = file.rpartition("-packages/")[2].rpartition("<frozen ")[2].strip("<>")
+    _, is_standard, rest = name.rpartition("lib/python3")
+    name = rest.partition("/")[2] if is_standard else name
+    return name.rpartition(".")[0].replace("/", ".") if "." in name else name
 
 
 def _is_of_a_service(text: str) -> bool:
@@ -303,61 +305,3 @@ def differences_of(evidence: Evidence, hosts: tuple[str, ...], domain: str) -> t
                 place = fits.index(key.partition(".")[0]) if key.partition(".")[0] in fits else len(fits)
                 found.append((place, Proof(text, host=host)))
     return tuple(proof for _, proof in sorted(found, key=lambda one: one[0]))[:MOST_DIFFERENCES]
-
-
-# ---------------------------------------------------------------- what follows for the restart
-
-REFUSED = 78
-"""Exit code of a rank that refuses what it was given, EX_CONFIG of sysexits.h: another attempt is given the same."""
-
-
-def failure_of(found: Diagnosis, evidence: Evidence) -> Failure:
-    """Return the failure that a diagnosis describes, for the restart policy."""
-    signature = signature_of(found.code)
-    kind, retry = kind_of(found), found.retry
-    if any(one.code == REFUSED for one in evidence.ranks if one.rank in found.ranks):
-        kind, retry = Kind.USER, "never"
-    own = signature is not None and signature.blames == "node" and signature.role == "cause"
-    seen = any(host.devices or host.reachable is False for host in evidence.hosts if host.host in found.hosts)
-    grade, print_ = found.confidence.value, fingerprint_of(found)
-    return Failure(kind, found.code, found.hosts, found.ranks, grade, retry, own or seen, print_)
-
-
-def fingerprint_of(found: Diagnosis) -> str:
-    """Return what is equal for one exception in several attempts: domain, value, place, and its message without
-    numbers, names and paths; "" of a failure without an exception, and of waits and signals."""
-    if "type" not in found.values or not found.why or found.domain in ("silent", "outside"):
-        return ""
-    place = str(found.values.get("where", ""))
-    return "|".join((found.domain, found.why[0].key, place, result.normalised(str(found.values.get("message", "")))))
-
-
-def kind_of(found: Diagnosis) -> Kind:
-    """Return the kind of a failure, by its domain and scope; what comes again wherever it runs is the user's."""
-    value, row = code_value(found.code), signature_of(found.code)
-    if value is not None and value.kind:
-        return Kind(value.kind)
-    by_device = row is not None and row.family in {*alike("runtimes"), "signal"}
-    told = "" if row is None else "device" if by_device else "other"
-    facts = {"domain": found.domain, "scope": found.scope, "retry": found.retry, "row": told}
-    return Kind(vocabularies.kind_of(facts))
-
-
-def first_of(found: Diagnosis, evidence: Evidence) -> FirstFailure:
-    """Return what failed first by a diagnosis, as every output names it."""
-    return FirstFailure(_reason(found, expand(evidence)), found.confidence.value)
-
-
-def _reason(found: Diagnosis, evidence: Evidence) -> Reason:
-    if found.code in LOST.values():
-        return because(found.code, found.hosts, found.ranks)
-    if not found.ranks:
-        return because("hosts-failed", found.hosts) if found.hosts else because("first-unknown")
-    rank = next((one for one in evidence.ranks if (one.rank,) == found.ranks), None)
-    named = named_rank(found.ranks, evidence.labels)
-    if rank is not None and rank.start_failed is not None:
-        return because("rank-start-failed", [rank.host], found.ranks, rank.start_failed, **named)
-    if rank is not None and (rank.code or (rank.signal is not None and not rank.stopped)):
-        end = exit_reason(rank.rank, rank.host, Exit(rank.code, rank.signal, 0), evidence.labels)
-        return because(end.code, found.hosts, found.ranks, **end.values)  # a code is its own, also during a stop
-    return because("rank-failed" if len(found.ranks) == 1 else "ranks-failed", found.hosts, found.ranks, **named)

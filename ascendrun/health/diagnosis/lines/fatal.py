@@ -25,7 +25,6 @@ from ascendrun.health.diagnosis.lines import rank_lines
 from ascendrun.health.diagnosis.lines.exits import is_signal, signal_of
 from ascendrun.health.diagnosis.lines.tracebacks import TORN_LINES, Chain, Raised, same_exception
 from ascendrun.health.diagnosis.result import CAUSE, CONSEQUENCE, CREDIBLE, SYMPTOM, TEARDOWN, Suspect, without_quotes
-from ascendrun.health.python_names import is_of_helper
 
 MESSAGE_CHARACTERS = 1000
 MESSAGE_LINES = 15
@@ -53,7 +52,7 @@ class Fatal(rank_lines.RankLines):
         self.marks = self._mark()
         until = min((at for at, mark in self.marks.items() if mark is Mark.REPORT), default=len(lines))
         ended = min([until, *(one.last for one in self.chains if one.final.was_uncaught)])
-        gone = [one for one in self.chains if one.first > ended and is_of_helper(one.final.type, *one.final.caught_in)]
+        gone = [one for one in self.chains if one.first > ended and one.final.is_of_helper]
         self.chains = tuple(one for one in self.chains if one not in gone)
         self.raised = {at for chain in self.chains for one in chain.raised for at in range(one.first, one.last + 1)}
         late = {at for at, mark in self.marks.items() if mark is Mark.AFTERMATH} - self.raised

@@ -10,14 +10,13 @@ from ascendrun.ascend.vocabularies import alike, is_warning, says, wording
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.result import normalised
-from ascendrun.health.folded_tracebacks import TRACEBACK_HEAD, pieces_of
-from ascendrun.health.python_names import is_class_name
 
 _PREFIX = re.compile(r"^(?:\[(?:rank(?P<rank>\d+)\]:?|[A-Za-z_]*\d+\]:) ?|\((?:[\w.:-]+ )*pid=\d+[^)]*\) ?)+")
 _BOX = ("│", "╭", "╰", "└", "┌")
 _PREFIXED = re.compile(r'^(?!\s*File )(?P<prefix>\S.{2,120}?)\s\sFile "[^"]+", line \d+')
 _TRACEBACK, _FRAME, _BOXED_FRAME = map(wording, ("traceback", "frame", "boxed-frame"))
 _SURE, _ANY, _BARE = wording("exception"), wording("name-and-message"), wording("bare-exception")
+TRACEBACK_HEAD = "Traceback (most recent call last)"
 _DURING = "During handling of the above exception, another exception occurred"
 _DIRECT = "The above exception was the direct cause of the following exception"
 FRAME_INDENT = 2
@@ -54,6 +53,12 @@ class Raised:
     def was_uncaught(self) -> bool:
         """Return whether it passed the outermost line of a program."""
         return self.caught_in[1] == "<module>"
+
+    @property
+    def is_of_helper(self) -> bool:
+        """Return whether a helper process lost its parent, by its class and its first frame."""
+        is_inside = "multiprocessing/" in self.caught_in[0] and not self.was_uncaught
+        return is_inside and self.type in alike("lost-parent")
 
     @property
     def text(self) -> str:
@@ -317,10 +322,20 @@ def _exception_line(body: str, *, after_frame: bool) -> tuple[str, str] | None:
     found = _SURE.match(body)
     if found is None and after_frame:
         found = _ANY.match(body)
-        if found is not None and (found["type"].upper() in alike("levels") or not is_class_name(found["type"])):
+        if found is not None and (found["type"].upper() in alike("levels") or not _is_class_name(found["type"])):
             return None
     return None if found is None else (found["type"], found["message"] or "")
 
+
+def _is_class_name(name: str) -> bool:
+    """Return whether it is written as a class, or is one of the exceptions that are not, such as struct.error."""
+    module, _, last = name.rpartition(".")
+    is_class = last.lstrip("_")[:1].isupper() and any(letter.islower() for letter in last)
+    is_other = last in ("error", "timeout", "gaierror", "herror") or last.endswith("Error")
+    return is_class or (bool(module) and is_other)
+
+
+# ---------------------------------------------------------------- lines that contain a traceback
 
 _COLOUR = re.compile("\x1b\\[[0-9;]*[A-Za-z]")
 
@@ -329,7 +344,35 @@ def without_colours(lines: Sequence[Line]) -> tuple[Line, ...]:
     return tuple(line._replace(text=_COLOUR.sub("", line.text)) if "\x1b" in line.text else line for line in lines)
 
 
+_JSON_END = re.compile(r'(?<!\\)(?:\\\\)*"')
+_REPR_END = re.compile(r"(?:\\n)*['\"]?[\])},\s]*$")
+_ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "", '\\"': '"', "\\'": "'", "\\\\": "\\", "\\/": "/"}
+_ESCAPE = re.compile(r"\\u[0-9a-fA-F]{4}|\\.")
+
+
 def unfold(lines: Sequence[Line]) -> tuple[Line, ...]:
-    """Split lines that contain a complete traceback; every piece keeps its line's position and time."""
-    pieces = ((line, piece) for line in lines for piece in pieces_of(line.text))
+    """Split lines that contain a complete traceback, as loggers of JSON and representations of strings have it; every
+    piece keeps its line's position and time."""
+    pieces = ((line, piece) for line in lines for piece in _pieces_of(line.text))
     return tuple(line if piece is line.text else line._replace(text=piece) for line, piece in pieces)
+
+
+def _pieces_of(text: str) -> tuple[str, ...]:
+    """Return the lines that a line contains: itself, or what is before a traceback and the lines of that."""
+    if TRACEBACK_HEAD not in text:
+        return (text,)
+    places = (text.find(f"{TRACEBACK_HEAD}:{end}") for end in ("\\n", "\\r\\n"))
+    start = min((place for place in places if place >= 0), default=None)
+    if start is None:
+        return (text,)
+    return (text[:start], *(piece for piece in _plain(text[start:]).split("\n") if piece.strip()))
+
+
+def _plain(text: str) -> str:
+    """Return the original text, up to the end of the string that contains it."""
+    is_json = '\\"' in text or 'File "' not in text
+    end = (_JSON_END if is_json else _REPR_END).search(text)
+    whole = text if end is None else text[: end.end() - 1 if is_json else end.start()]
+    return _ESCAPE.sub(
+        lambda found: chr(int(found[0][2:], 16)) if len(found[0]) == 6 else _ESCAPES.get(found[0], found[0]), whole
+    )
