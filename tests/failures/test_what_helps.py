@@ -269,3 +269,14 @@ def test_a_watch_of_some_ranks_only_leads_to_those_that_did_not_call() -> None:
 )
 def test_placement_has_the_steps_of_the_job_itself_and_of_containers(line: str, step: str) -> None:
     assert step in explain(line).hint
+
+
+# ---------------------------------------------------------------- what a release supports
+
+
+def test_a_layer_without_a_part_leads_to_the_support_matrix() -> None:
+    frames = f'{HEAD}  File "/job/quant.py", line 30, in apply\n    layer.weight_scale\n'
+    message = "AttributeError: 'PackedRowLinear' object has no attribute 'weight_scale'"
+    found = explain(frames + message)
+    assert found.domain == "program" and "support matrix" in found.hint
+    assert "support matrix" not in explain(f"{frames}AttributeError: 'Plan' object has no attribute 'weight'").hint
