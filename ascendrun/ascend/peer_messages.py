@@ -323,11 +323,14 @@ _add(
     r"[Rr]anks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier",
     EXEC,
 )
-_LIST = r"(?: ?[:=]| are| is)? ?[\[({]?(?P<ranks>\d+(?:(?:, ?(?:and )?| and )\d+)*)(?![-.:\w])"
+_LIST = r"(?: ?[:=]| are| is)? ?[\"']?[\[({]?(?P<ranks>\d+(?:(?:, ?(?:and )?| and )\d+)*)(?![-.:\w])"
 _NOT = r"(?:did not|didn't|have not|haven't|never|are not|were not|not)(?: yet)? "
 _LATE = r"(?:join|connect|arriv|check|report|enter|appear|regist)\w*"
 _add("missing", ["iting for ranks", "iting on ranks"], r"[Ww]aiting (?:for|on) ranks" + _LIST, EXEC)
 _add("missing", ["anks "], r"\b[Rr]anks" + _LIST + r"[\])}]? " + _NOT + _LATE, EXEC)
+_add(
+    "missing", ["UniqueId from ["], r"retrieving \w+UniqueId from \[(?P<rank>\d+)\].{0,200}(?i:timeout|timed out)", EXEC
+)
 _add(
     "missing",
     ["issing ranks", "bsent ranks", "ed ranks", "anks not", "anks that", "anks which"],

@@ -280,3 +280,19 @@ def test_a_layer_without_a_part_leads_to_the_support_matrix() -> None:
     found = explain(frames + message)
     assert found.domain == "program" and "support matrix" in found.hint
     assert "support matrix" not in explain(f"{frames}AttributeError: 'Plan' object has no attribute 'weight'").hint
+
+
+# ---------------------------------------------------------------- whom a message names
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks"),
+    [
+        ('EI0015: the root waited 120 s. List of unconnected ranks: "[2,3,]".', (2, 3)),
+        ("RuntimeError: [1] is retrieving ncclUniqueId from [2] by the store, which gave: Socket Timeout", (2,)),
+    ],
+)
+def test_ranks_that_a_message_names_as_awaited_are_the_first_also_in_quotes(line: str, ranks: tuple[int, ...]) -> None:
+    groups = [{"ranks": 1, "at": 180, "exit": 1, "err": f"{HEAD}{line}"}]
+    found = diagnose(Builder({"ranks": 4, "per_host": 2, "family": "npu", "groups": groups}, seed="helps").evidence())
+    assert found.ranks == ranks
