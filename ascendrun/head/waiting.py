@@ -1,10 +1,12 @@
-"""Waiting for what other threads put into a queue."""
+"""Waiting for what other threads put into a queue, and threads for which nobody waits."""
 
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -41,3 +43,22 @@ def run_within(
             run(items.get_nowait())
     except queue.Empty:
         return
+
+
+def in_background(call: Callable[[], object], name: str) -> None:
+    """Run `call` in a thread of this name, and return at once. `Thread.start` waits until the thread runs: with
+    hundreds of busy connections that took half a second."""
+    _background().put((call, name))
+
+
+@cache
+def _background() -> queue.SimpleQueue[tuple[Callable[[], object], str]]:
+    calls: queue.SimpleQueue[tuple[Callable[[], object], str]] = queue.SimpleQueue()
+
+    def start_all() -> None:
+        while True:
+            call, name = calls.get()
+            threading.Thread(target=call, name=name, daemon=True).start()
+
+    threading.Thread(target=start_all, name="background", daemon=True).start()
+    return calls

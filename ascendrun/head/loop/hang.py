@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from array import array
 from collections import deque
@@ -22,6 +21,7 @@ from ascendrun.core.jobs.endings import Hung
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.logs.log_lines import process_number
 from ascendrun.head.state.state_dir import SPOOL_STACKS, make_spool_dir, spool_dir
+from ascendrun.head.waiting import in_background
 from ascendrun.node.files import write_json
 from ascendrun.text import Text
 
@@ -263,7 +263,7 @@ class HangMonitor:
             (runner.job, self._base(runner), runner.spec.sampling.interval_s) for runner in self._runners.values()
         ]
         self._is_looking = True
-        threading.Thread(target=self._look, args=(questions,), name="hangs", daemon=True).start()
+        in_background(partial(self._look, questions), "hangs")
 
     def _base(self, runner: JobRunner) -> Look:
         """Return what a look needs of the controller's thread."""

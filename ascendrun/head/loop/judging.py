@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,6 +23,7 @@ from ascendrun.core.jobs.restart import Failure, set_aside
 from ascendrun.head.agents.node_query import query_checkpoints
 from ascendrun.head.spool.artifact_store import is_outdated
 from ascendrun.head.state.state_dir import spool_dir
+from ascendrun.head.waiting import in_background
 from ascendrun.node.failpoint import failpoint
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Judging:
             result = self._run_child(job_id, attempt)
             self._post(lambda: take(result))
 
-        threading.Thread(target=run, daemon=True).start()
+        in_background(run, "judging")
 
     def _run_child(self, job_id: str, attempt: int) -> Diagnosed | None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -23,6 +22,7 @@ from ascendrun.head.protocol.messages import Done, Request
 from ascendrun.head.state.job_files import pruned_at_s
 from ascendrun.head.state.state_dir import StoreDamagedError
 from ascendrun.head.state.store_file import LostLeaseError
+from ascendrun.head.waiting import in_background
 from ascendrun.node.failpoint import failpoint
 from ascendrun.text import Text
 
@@ -153,7 +153,7 @@ class Requests:
 
             self._guarded(answer, reply)
 
-        threading.Thread(target=read, name="read-job", daemon=True).start()
+        in_background(read, "read-job")
 
     def _stop(self, request: messages.Stop, answer: Answer) -> None:
         from ascendrun.core.jobs.inputs import StopRequested

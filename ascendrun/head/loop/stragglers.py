@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
@@ -15,6 +15,7 @@ from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.samples import Newest
 from ascendrun.head.state.state_dir import spool_dir
+from ascendrun.head.waiting import in_background
 
 if TYPE_CHECKING:
     from ascendrun.head.loop.context import Context
@@ -168,7 +169,7 @@ class StragglerMonitor:
         if not running:
             return
         self._is_checking = True
-        threading.Thread(target=self._check, args=(running,), name="stragglers", daemon=True).start()
+        in_background(partial(self._check, running), "stragglers")
 
     def _check(self, jobs: Sequence[Job]) -> None:
         found: dict[str, tuple[Straggler, ...]] = {}

@@ -12,7 +12,7 @@ from typing import Optional
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.head.spool.spool_files import hosts_in
-from ascendrun.head.state.state_dir import make_spool_dir
+from ascendrun.head.state.state_dir import open_to_append
 
 CLOCK_FILE = "clock"
 """File in a host's directory of an attempt's spool: JSON lines {at_s, offset_s, error_s}."""
@@ -180,9 +180,8 @@ def _read_readings(path: Path) -> list[Reading]:
 
 def keep_reading(folder: Path, reading: Reading) -> None:
     """Append to the host's directory of the spool. Raises OSError."""
-    make_spool_dir(folder)
     line = json.dumps({name: round(value, 6) for name, value in vars(reading).items()}) + "\n"
-    fd = os.open(folder / CLOCK_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+    fd = open_to_append(folder, CLOCK_FILE)
     try:
         os.write(fd, line.encode("ascii"))
     finally:

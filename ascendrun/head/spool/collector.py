@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from ascendrun.core.retention import Retention, kind_of
-from ascendrun.head.state.state_dir import make_spool_dir
+from ascendrun.head.state.state_dir import open_to_append
 from ascendrun.node.layout import PULLED_FILE
 from ascendrun.node.records import EVENTS, parse_events
 
 KEEP_BYTES = 16 << 30
 """Bytes that a node may keep of one attempt's logs; below that nothing is deleted there."""
 PRUNE_EVERY_S = 60.0
+REMEMBERED_BYTES = 1 << 16
+"""Bytes of events above which those not read yet are read from the file."""
 HOLE_BYTES = 4096
 """Zeros that are worth a hole: a block of most file systems."""
 LOOK_S = 15.0
@@ -48,6 +50,7 @@ class NodeSpool:
         self.folder = folder
         self._limits = Retention().file_limits() if limits is None else limits
         self._events_read: dict[int, int] = {}
+        self._unread: dict[int, tuple[int, bytes]] = {}
         self._sizes: dict[tuple[str, str], int] | None = None
         self._synced: dict[tuple[str, str], int] = {}
         self._writing = threading.Lock()  # a connection that is given up may still send while the next one does
@@ -81,7 +84,7 @@ class NodeSpool:
 
     def _append(self, key: tuple[str, str], offset: int, data: bytes, limit: int | None) -> None:
         name = ".".join(key)
-        fd = self._open(name)
+        fd = open_to_append(self.folder, name)
         size = 0
         try:
             size = os.fstat(fd).st_size
@@ -96,19 +99,13 @@ class NodeSpool:
                 return
             while rest:
                 written = os.write(fd, rest)
+                if key[0] == EVENTS:
+                    self._remember(int(key[1]), size, bytes(rest[:written]))
                 size, rest = size + written, rest[written:]
         finally:
             os.close(fd)
             if self._sizes is not None:
                 self._sizes[key] = size
-
-    def _open(self, name: str) -> int:
-        path, flags = f"{self.folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
-        try:
-            return os.open(path, flags, 0o600)  # not after a check: each system call costs a turn of the interpreter
-        except FileNotFoundError:
-            make_spool_dir(self.folder)
-            return os.open(path, flags, 0o600)
 
     def new_events(self) -> Sequence[Mapping[str, Any]]:
         """Return the complete lines of the node's `events` that were not returned before, in order.
@@ -119,13 +116,27 @@ class NodeSpool:
         for generation, size in sorted((int(one), size) for one, size in self.offsets().get(EVENTS, {}).items()):
             if size <= self._events_read.get(generation, 0):
                 continue
-            with open(self.folder / f"{EVENTS}.{generation}", "rb") as file:
-                file.seek(self._events_read.get(generation, 0))
-                data = file.read()
+            data = self._unread_events(generation)
             end = data.rfind(b"\n") + 1
             self._events_read[generation] = self._events_read.get(generation, 0) + end
             found += parse_events(data[:end])
         return found
+
+    def _remember(self, generation: int, offset: int, data: bytes) -> None:
+        """Keep what is written for `new_events`, which mostly follows: it need not read the file."""
+        start, before = self._unread.get(generation, (offset, b""))
+        is_next = start + len(before) == offset and len(before) < REMEMBERED_BYTES
+        self._unread[generation] = (start, before + data) if is_next else (offset, data)
+
+    def _unread_events(self, generation: int) -> bytes:
+        read = self._events_read.get(generation, 0)
+        with self._writing:
+            start, data = self._unread.pop(generation, (-1, b""))
+        if start <= read < start + len(data):
+            return data[read - start :]
+        with open(self.folder / f"{EVENTS}.{generation}", "rb", buffering=0) as file:
+            file.seek(read)
+            return file.readall()
 
     def has_closed_logs(self) -> bool:
         """Return whether a log of a rank is here in more than one generation."""

@@ -67,8 +67,7 @@ class TreePush:
         for tree in trees:
             path = tree_file(state_dir, tree.sha256)
             try:
-                size = path.stat().st_size if path.exists() else 0  # the node may have the tree
-                request = PutTree(tree.sha256, size)
+                request = PutTree(tree.sha256, tree.size_bytes)
                 if self._relay is None:
                     yield from send_file(path, request, arrived)
                 else:

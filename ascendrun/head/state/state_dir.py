@@ -153,10 +153,30 @@ def read_values(path: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
-def make_spool_dir(folder: Path) -> None:
-    """Make a host's directory in an attempt's spool; private at every level, whatever the umask. Raises OSError."""
-    for level in (*reversed(tuple(folder.parents)[:3]), folder):
-        level.mkdir(mode=0o700, exist_ok=True)
+SPOOL_LEVELS = 4
+"""Directories of a host in an attempt's spool, with itself: jobs, job, attempt, host."""
+
+
+def make_spool_dir(folder: Path, levels: int = SPOOL_LEVELS) -> None:
+    """Make a host's directory in an attempt's spool, and `levels` - 1 above it; private at every level, whatever the
+    umask. Mostly those above are there: for hundreds of hosts each system call counts. Raises OSError."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except FileNotFoundError:
+        if levels == 1:
+            raise
+        make_spool_dir(folder.parent, levels - 1)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def open_to_append(folder: Path, name: str) -> int:
+    """Open a file of a host's directory in an attempt's spool; both are made if they are missing. Raises OSError."""
+    path, flags = f"{folder}/{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    try:
+        return os.open(path, flags, 0o600)  # not after a check: each system call costs a turn of the interpreter
+    except FileNotFoundError:
+        make_spool_dir(folder)
+        return os.open(path, flags, 0o600)
 
 
 def clock_now() -> Clock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -37,6 +36,7 @@ from ascendrun.head.state.state_dir import SPOOL_FACTS, claim_spool_dir, spool_d
 from ascendrun.head.survey.doctor import Examination
 from ascendrun.head.survey.submission import build_plan, read_secret_env, stages_around
 from ascendrun.head.survey.survey_reader import PreflightResult, evaluate_preflight, make_context, preflight_request
+from ascendrun.head.waiting import in_background
 from ascendrun.node.files import write_json
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class JobStart:
 
         call = partial(self._plan_trainings, stages, context, live.context.store.jobs.all()[-RUNS_READ:])
         done = partial(self._take_plans, plan, result)
-        threading.Thread(target=call, args=(done,), name="training-plan", daemon=True).start()
+        in_background(partial(call, done), "training-plan")
 
     def _is_current(self, plan: LaunchPlan) -> bool:
         return self._live.job.state is State.CHECKING and plan.run_id == self._live.job.run_id

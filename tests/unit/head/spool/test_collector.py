@@ -82,6 +82,21 @@ def test_events_are_told_once_and_only_when_their_line_is_whole(tmp_path: Path) 
     assert NodeSpool(tmp_path).new_events() == [{"seq": 1}, {"seq": 2}]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_events_are_told_once_however_their_bytes_arrive(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    text = "".join(f'{{"seq": {number}, "pad": "{"x" * rng.randrange(900)}"}}\n' for number in range(400)).encode()
+    spool, have, told = NodeSpool(tmp_path), 0, []
+    while have < len(text):
+        start = max(0, have - rng.choice([0, 0, 700]))  # sent again after a lost connection
+        end = min(len(text), have + rng.choice([1, 300, 5_000, 90_000]))
+        spool.write("events", 0, start, text[start:end])
+        have = end
+        told += spool.new_events() if rng.random() < 0.5 else []
+    told += spool.new_events()
+    assert [event["seq"] for event in told] == list(range(400))
+
+
 def test_a_copy_torn_and_resumed_at_random_equals_the_original(tmp_path: Path) -> None:
     rng = random.Random(7)
     original = rng.randbytes(50_000) if hasattr(rng, "randbytes") else bytes(rng.randrange(256) for _ in range(50_000))

@@ -17,7 +17,7 @@ def test_bytes_are_counted_as_they_arrive_and_when_they_are_there(tmp_path: Path
     monkeypatch.setattr(transfer, "BLOCK_BYTES", 4)
     code, data = Tree("code", "a" * 64, 9, 1), Tree("data", "b" * 64, 7, 1)
     (tmp_path / "trees").mkdir()
-    tree_file(tmp_path, code.sha256).write_bytes(b"x" * 10)
+    tree_file(tmp_path, code.sha256).write_bytes(b"x" * 9)
     seen: list[tuple[int, int | None]] = []
     cut = [4]
 
