@@ -296,3 +296,17 @@ def test_ranks_that_a_message_names_as_awaited_are_the_first_also_in_quotes(line
     groups = [{"ranks": 1, "at": 180, "exit": 1, "err": f"{HEAD}{line}"}]
     found = diagnose(Builder({"ranks": 4, "per_host": 2, "family": "npu", "groups": groups}, seed="helps").evidence())
     assert found.ranks == ranks
+
+
+def test_a_port_whose_link_is_down_is_not_one_that_another_process_has() -> None:
+    raised = (
+        "RuntimeError: EJ0002: [PID: 7] 2026-07-01-09:00:00.000.100 The network port is down.Suggestion: see its link"
+    )
+    refused = (
+        "[hccl_socket.cc:1] [7][Listen] socket type[1], listen on ip[10.9.0.8] and specific port[16777] fail. Check it"
+    )
+    group = {"ranks": 0, "at": 60, "exit": 1, "err": raised, "plog": f"[ERROR] HCCL(7,python):{{plog}} {refused}"}
+    rest = {"ranks": "rest", "at": 61, "exit": -15, "stopped": True}
+    job = {"ranks": 4, "family": "npu", "groups": [group, rest]}
+    found = render(diagnose(Builder(job, seed="helps").evidence()), "en")
+    assert found.domain == "network" and "-link -g" in found.hint
