@@ -19,8 +19,6 @@ from ascendrun.ascend.vocabularies import alike, lacking_in, read_table, says, v
 _PACKAGE = re.compile(r"(?:site|dist)-packages/(?!_)([A-Za-z]\w*)(?=/|\.py\b|[.\w-]*\.so\b)")
 _BOUND = re.compile(r"([<>=!~]=?)\s?([\w.]+)")
 _PASSES = re.compile(r"\*args|\*\*kw")
-_LIBRARIES = {"torch": "torch", "torch-npu": "torch_npu", "cann-old": "CANN", "nnal": "NNAL", "driver": "driver"}
-"""Who provides a symbol, by the fix of its owner."""
 
 
 class Thrown(Protocol):
@@ -104,7 +102,8 @@ def _places(
     caller = named.get("caller") or (of_file[1] if of_file else named.get("file", "").rpartition("/")[2])
     above = [one for one in inside if one != named.get("callee")]
     caller = caller or (above[0] if above else "")
-    callee = named.get("callee") or ("" if owner is None else _LIBRARIES.get(owner.fix, ""))
+    provider = "" if owner is None else read_table("package_pairs")["providers"].get(owner.fix, "")
+    callee = named.get("callee") or provider
     has = named.get("has", "").rstrip(".,") or installed.version(callee)
     needs = f"{callee}{named.get('needs', '')}".replace(" ", "").rstrip(".,")
     kind = _kind_of(kind, named, caller=caller, callee=callee, has=has, is_inside=bool(inside) and not above)

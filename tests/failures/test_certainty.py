@@ -13,7 +13,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from corpus import FOLDER, Builder, load
 
+from ascendrun.ascend.vocabularies import DOMAINS, value_of
 from ascendrun.health.diagnosis import Confidence, Diagnosis, diagnose, render
+from ascendrun.health.diagnosis.classes import retry_of
 
 STOPPED = {"ranks": "rest", "at": 90.5, "err": "sigterm", "exit": -15, "stopped": True}
 
@@ -257,3 +259,49 @@ def test_a_code_of_any_failed_copy_is_no_proof_of_a_fault_of_the_device() -> Non
     found = diagnose(load(FOLDER / "a_copy_on_the_device_has_an_address_that_is_not_mapped.yaml").evidence)
     assert (found.domain, found.reason_grade, found.retry) == ("device", Confidence.LIKELY, "unknown")
     assert "drain" not in render(found).hint
+
+
+@pytest.mark.parametrize(
+    ("text", "domain", "is_proven"),
+    [
+        # what happened is proven, and not by whom: a port of the job itself, ranks that a launcher placed, a defect
+        ("Communication_Error_Bind_IP_Port(EJ0003): Failed to bind the IP port.", "resource", False),
+        ("ncclInvalidUsage: Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 10", "program", False),
+        ("ImportError: /opt/io.so: undefined symbol: _ZN8io_queue4pushEv", "environment", False),
+        ("dcmi module initialize failed. ret is -8005", "environment", False),
+        # what any program, library or data may raise
+        ("AttributeError: 'ParallelLinear' object has no attribute 'weight'", "program", False),
+        ("KeyError: 'label'", "program", False),
+        # an operator that failed on the device: by its input, by a defect, or by the device
+        ("RuntimeError: aclrtSynchronizeStream(stream), error code is 507035", "program", False),
+        ("RuntimeError: aclrtSynchronizeStream(stream), error code is 507013", "device", False),
+        ("RuntimeError: aclrtSynchronizeStream(stream), error code is 507054", "device", True),
+        ("OSError: [Errno 122] Disk quota exceeded: '/data/a.pt'", "storage", True),
+        ("torch.OutOfMemoryError: NPU out of memory. Tried to allocate 2.00 GiB", "device-memory", True),
+        ("ModuleNotFoundError: No module named 'torch_npu'", "environment", True),
+        ("zlib.error: Error -3 while decompressing data: incorrect header check", "data", True),
+    ],
+)
+def test_a_class_is_certain_only_by_a_value_that_failures_of_no_other_domain_have(
+    text: str, domain: str, is_proven: bool
+) -> None:
+    found = explain({"err": f"{CALLED}{text}" if "rror: " in text else text})
+    assert (found.domain, found.reason_grade is Confidence.CERTAIN) == (domain, is_proven)
+    assert found.confidence is Confidence.CERTAIN  # which rank was first, and what it printed
+
+
+def test_a_value_proves_no_more_where_it_is_known_by_less_than_itself() -> None:
+    exact, ranged = (value_of("acl", code) for code in ("245000", "507054"))
+    assert exact is not None and ranged is not None
+    assert (exact.proof, ranged.proof, ranged.as_hint.proof) == ("hint", "hard", "hint")
+    outer = value_of("acl", "507001")
+    assert outer is not None and outer.as_hint.proof == "outer"
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_what_its_domain_causes_again_is_never_said_to_pass_by_a_retry(domain: str) -> None:
+    again = domain in ("program", "data", "environment", "collectives", "host-memory", "device-memory")
+    retries = {code: retry_of(code, domain=domain) for code in ("crash", "host-oom", "killed", "EI0019")}
+    assert set(retries.values()) == {"unknown" if again else "same"}
+    whole = retry_of("crash", domain=domain, is_whole=True)
+    assert whole == ("exclude" if domain == "environment" else "unknown" if again else "same")

@@ -29,33 +29,18 @@ DOMAINS = (
 )  # fmt: skip
 """Where a failure lies. environment: versions, libraries, paths; resource: ports, limits, held devices; access: logins
 and services; outside: signals and schedulers; silent: waits and hangs; collectives: ranks that disagree."""
-SOFT = frozenset(
-    {
-        "concepts",
-        "downloads",
-        "exits",
-        "frameworks",
-        "measured",
-        "owners",
-        "packages",
-        "plog",
-        "scope",
-        "services",
-        "statuses",
-        "torch_npu",
-        "variants",
-    }
-)
-"""Vocabularies whose values are never certain."""
+PROOFS = ("outer", "hint", "usual", "hard")
+"""How much a value proves of its domain, in ascending order. outer: nothing, it may hide another value. hint: words, a
+range of codes, a library; they suggest it. usual: an exact value, but failures of other domains have it too. hard: no
+failure of another domain has it. A table states that of its values, or a value its own; hint without either."""
 
 
 @dataclass(frozen=True)
 class Value:
     """One value. `party`: whose failure it is: self, peer or network. `retry`: whether another attempt helps, "": not
-    known. `depth`: of several values of one failure the deepest counts; below 0 it says nothing of its own. `is_outer`:
-    it may hide another value. `is_family`: it is known by its range. `is_ambiguous`: causes of other domains have it,
-    too. `kind`: of the restart, "": by domain and scope. `fix`: of the texts diagnosis.fix.FIX, "": that of the domain.
-    """
+    known. `depth`: of several values of one failure the deepest counts; below 0 it says nothing of its own. `proof`:
+    of PROOFS. `kind`: of the restart, "": by domain and scope. `fix`: of the texts diagnosis.fix.FIX, "": that of the
+    domain."""
 
     vocabulary: str
     key: str
@@ -63,18 +48,24 @@ class Value:
     party: str = "self"
     retry: str = ""
     depth: int = 0
-    is_outer: bool = False
-    is_family: bool = False
-    is_ambiguous: bool = False
+    proof: str = "hint"
     kind: str = ""
     fix: str = ""
 
     @property
+    def is_exact(self) -> bool:
+        """Return whether it contradicts a value of another domain: no wait, and no class that any program may raise."""
+        return self.depth > 0 and self.domain != "silent" and self.proof in ("usual", "hard")
+
+    @property
     def is_hard(self) -> bool:
-        """Return whether it is exact: no wait, no wording, no class that any program may raise, no code of a family or
-        that hides others."""
-        is_exact = not (self.is_outer or self.is_family or self.vocabulary in SOFT)
-        return self.depth > 0 and is_exact and self.domain != "silent"
+        """Return whether it proves its domain."""
+        return self.is_exact and self.proof == "hard"
+
+    @property
+    def as_hint(self) -> Value:
+        """Return the value where it is known by less than itself: by its range, by a part of its name."""
+        return replace(self, proof=min(self.proof, "hint", key=PROOFS.index))
 
 
 @cache
@@ -94,7 +85,7 @@ def vocabulary(name: str) -> Mapping[str, Value]:
     found = {}
     for row in table["values"]:
         given = {field: value for field, value in row.items() if field not in ("keys", "source", "because")}
-        made = Value(name, "", **{"depth": table.get("depth", 0), **given})
+        made = Value(name, "", **{"depth": table.get("depth", 0), "proof": table.get("proof", "hint"), **given})
         found.update({key: replace(made, key=key) for key in row["keys"]})
     return found
 
@@ -105,7 +96,7 @@ def value_of(name: str, key: str) -> Value | None:
     for end in range(len(key), 0, -1):
         found = (table.get(key) if end == len(key) else None) or table.get(f"{key[:end]}*")
         if found is not None:
-            return replace(found, key=key, is_family=key not in table or found.is_family)
+            return replace(found if key in table else found.as_hint, key=key)
     return None
 
 
@@ -223,7 +214,7 @@ def values_in(text: str) -> Iterator[Value]:
         if name == "hccl_hex":
             key = str(int(key, 16))
         value = value_of(_VOCABULARY.get(name, name), key)
-        if name == "cann" and (value is None or value.is_family):
+        if name == "cann" and key not in vocabulary("cann"):
             value = value_of_title(found["title"] or "", key) or value
         if value is not None:
             yield value
@@ -238,7 +229,7 @@ def values_in(text: str) -> Iterator[Value]:
 def value_of_title(title: str, key: str) -> Value | None:
     """Return the value of a code that no table has, by the vendor's name for it."""
     known = (value for words, value in vocabulary("titles").items() if f"_{words}_" in f"_{title.lower()}_")
-    return next((replace(value, key=key, is_family=True) for value in known), None)
+    return next((replace(value, key=key) for value in known), None)
 
 
 def concepts_in(text: str) -> Iterator[Value]:
@@ -379,7 +370,7 @@ def hides_cause(code: str, texts: Iterable[str]) -> bool:
     layer, _, outer = code.partition("-")
     value = value_of("acl", outer) if layer == "ACL" else None
     hits = (found["code"] for text in texts for found in wording("return-code").finditer(text))
-    return value is not None and value.is_outer and any(inner not in (outer, "0", "0x0") for inner in hits)
+    return value is not None and value.proof == "outer" and any(inner not in (outer, "0", "0x0") for inner in hits)
 
 
 def kernel_values(text: str) -> Iterator[Value]:
@@ -395,7 +386,7 @@ def class_of(name: str) -> Value:
     bases = builtin.__mro__ if isinstance(builtin, type) else ()
     names: Iterable[str] = (name, short, *(base.__name__ for base in bases))
     known = (vocabulary("exceptions").get(one) for one in names)
-    parts = (Value("exceptions", short, domain, depth=1, is_family=True) for domain in _domains_of_parts(short))
+    parts = (Value("exceptions", short, domain, depth=1) for domain in _domains_of_parts(short))
     return next((one for one in (*known, *parts) if one is not None), Value("exceptions", short, "program"))
 
 
@@ -421,10 +412,10 @@ def at_phase(value: Value, phase: str) -> Value:
     if row is None:
         return value
     is_other, fix = value.domain != row["domain"], row.get("fix", value.fix)
-    return replace(value, domain=row["domain"], depth=depth, is_family=value.is_family or is_other, fix=fix)
+    return replace(value.as_hint if is_other else value, domain=row["domain"], depth=depth, fix=fix)
 
 
 def deepest(values: Iterable[Value]) -> Value | None:
     """Return the value that says most: the deepest, where an outer code is hardly deeper than a message; the first of
     equals. None: there is none."""
-    return max(values, key=lambda one: min(one.depth, 0.5) if one.is_outer else one.depth, default=None)
+    return max(values, key=lambda one: min(one.depth, 0.5) if one.proof == "outer" else one.depth, default=None)

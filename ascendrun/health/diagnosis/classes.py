@@ -30,14 +30,9 @@ from ascendrun.text import listed
 READ_RANKS = 4
 """Ranks of the first failure whose words are read: the others say the same."""
 HOST_SHARE = 0.75
-EXACT_FROM = 2
-"""From this depth on, a code is an exact one of a device, of memory or of a system call."""
 PASSED_S = 1.0
 LAST_LINES = 8
-MOST_VALUES = 12
-"""Values that a diagnosis keeps."""
-PROVEN_FROM = 75
-"""Rows of this strength name the reason and not only its kind."""
+MOST_VALUES = 12  # of a diagnosis
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\x00-\x7f]+")
 
 
@@ -57,21 +52,23 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
     is_wide = scope == "all" or is_whole  # software differs between hosts, not between the ranks of one
     raised = ((text, one.frames, one.chain.final if one.chain else None) for one in first for text in one.said)
     if any(is_of_versions(*one, is_wide=is_wide) for one in raised):
-        told.append(Value("exceptions", "versions", "environment", depth=2, is_family=True, fix="versions"))
+        told.append(Value("exceptions", "versions", "environment", depth=2, fix="versions"))
     values = _ordered(told, phase)
-    is_local = is_whole and bool(values) and _is_of_the_host(values[0])
-    passed = is_local and _others_passed(winner, timelines)
-    is_full = passed is False and (found.given.get("BOTH") or winner.code not in vocabularies.alike("of-two"))
+    passed = is_whole and bool(values) and _is_of_the_host(values[0]) and _others_passed(winner, timelines)
+    is_pair = winner.code in vocabularies.alike("of-two") and bool(found.given.get("BOTH"))
     if passed:
         values = [Value("scope", "host", "environment"), *values]
     is_open = vocabularies.is_open(winner.code) and winner.code != "exception"
     if is_open or (values and values[0].domain == "silent"):
         values = _ordered([*values, *_seen_on(winner, evidence, first)], phase)
     domain = values[0].domain if values else "program"
-    if row is not None and any(one.is_hard and one.domain != domain for one in _other_codes(winner, first)):
+    others = [*_other_codes(winner, first)]
+    if row is not None and any(one.is_exact and one.domain != domain for one in others):
         found = replace(found, confidence=Confidence.LIKELY, caveats=(*found.caveats, caveat("two-codes")))
-    if winner.code == "exception" and not (values and values[0].is_hard) and not _has_content(winner):
+    if winner.code == "exception" and not (values and values[0].is_exact) and not _has_content(winner):
         found = replace(found, confidence=Confidence.LIKELY, caveats=(*found.caveats, caveat("no-message")))
+    pairs = [Value("package_pairs", "versions", "environment", depth=2, proof="hard")] if is_pair else []
+    proofs = [vocabularies.at_phase(one, phase) for one in (*others, *pairs, *_proofs(winner, first))]
     differences = differences_of(evidence, winner.hosts, domain) if is_whole else ()
     unfit = misfits_in(evidence.host(winner.hosts[0]).facts) if winner.hosts and domain == "environment" else ()
     misfits = (Proof(one.message, host=winner.hosts[0]) for one in unfit if one.message is not None)
@@ -83,7 +80,7 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
         group=group,
         phase=phase,
         why=tuple(dict.fromkeys(values))[:MOST_VALUES],
-        reason_grade=_grade_of(values, found.confidence if is_full else Confidence.LIKELY, winner.code),
+        reason_grade=_grade_of(values, proofs, found.confidence if passed is False else Confidence.LIKELY, winner.code),
         retry=retry_of(winner.code, is_whole=is_whole, domain=domain),
         evidence=(*found.evidence, *misfits, *differences),
     )
@@ -95,10 +92,18 @@ def _other_codes(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Val
     proven = {proof.line for proof in winner.proofs}
     for one in first:
         said = [(text, value) for text in one.said for value in vocabularies.values_in(text)]
-        values = [value for text, value in said if value.vocabulary != "errnos" or text.strip() not in proven]
+        yield from (value for text, value in said if value.vocabulary != "errnos" or text.strip() not in proven)
         known = (code_value(suspect.code) for suspect in one.indicators if suspect.role == result.CAUSE)
-        values += [value for value in known if value is not None]
-        yield from (value for value in values if value.depth >= EXACT_FROM)
+        yield from (value for value in known if value is not None)
+
+
+def _proofs(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Value]:
+    """Yield the values of the lines of a failure: also a row of the catalogue is certain only by one of them."""
+    for proof in winner.proofs:
+        yield from vocabularies.values_in(proof.line)
+        yield from () if proof.rank is not None else vocabularies.kernel_values(proof.line)
+    for chain in (one.chain.leading for one in first if one.chain is not None):
+        yield from (vocabularies.class_of(raised.type) for raised in chain)
 
 
 def _is_of_the_host(first: Value) -> bool:
@@ -133,7 +138,7 @@ def _said_by(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Value]:
         reached = [value.domain for text in said for value in (*kinds, *vocabularies.values_in(text))]
         yield Value("services", "url", "access", depth=3 if "network" in reached else 1)
     is_inside = any(one.chain is not None and one.chain.root.below for one in first)
-    yield from (replace(one, is_family=one.is_family or (is_inside and one.domain == "program")) for one in kinds)
+    yield from (one.as_hint if is_inside and one.domain == "program" else one for one in kinds)
     if not kinds or all(one.depth < 0 for one in kinds):
         said += [line.text for one in first for line in (*one.details, *(() if kinds or one.details else one.plog))]
     if states:
@@ -204,7 +209,7 @@ def _seen_on(winner: Suspect, evidence: Evidence, first: Sequence[RankTimeline])
                         yield value
         devices = {one.rank.device for one in first}
         if any(fact.device in devices for fact in host.devices):
-            yield Value("devices", "alarm", "device", depth=5)
+            yield Value("devices", "alarm", "device", depth=5, proof="usual")
 
 
 def _ordered(values: Iterable[Value], phase: str) -> list[Value]:
@@ -258,30 +263,25 @@ def _is_most(ranks: Set[int], members: Set[int]) -> bool:
     return ranks <= members and len(ranks) >= HOST_SHARE * len(members)
 
 
-def _grade_of(values: Sequence[Value], confidence: Confidence, code: str) -> Confidence:
-    """Return how certain the domain is: certain only with a hard value, and no hard value of another domain."""
-    if confidence is not Confidence.CERTAIN or not values:
-        is_bare = code == "exit-code" and all(one.key in (code, "1") for one in values)  # it only says that it ended
-        return Confidence.LIKELY if values and not is_bare else Confidence.UNKNOWN
-    first, *others = values
-    row = signature_of(code)
-    is_row = row is not None and row.role == "cause" and row.strength >= PROVEN_FROM and not vocabularies.is_open(code)
-    is_proven = is_row or (first.is_hard and not first.is_ambiguous) or (row is None and not vocabularies.is_open(code))
-    is_general = first.vocabulary == "exceptions" and first.domain == "program"  # it is raised for anything
-    disputes = (one for one in others if one.is_hard or (is_general and one.vocabulary == "concepts"))
-    is_disputed = any(one.domain != first.domain for one in disputes)
-    return Confidence.CERTAIN if is_proven and not is_disputed else Confidence.LIKELY
+def _grade_of(values: Sequence[Value], proofs: Iterable[Value], confidence: Confidence, code: str) -> Confidence:
+    """Return how certain the domain is: certain only if a value proves it, and no exact one is of another domain."""
+    if not values or (code == "exit-code" and all(one.key in (code, "1") for one in values)):  # only that it ended
+        return Confidence.UNKNOWN
+    exact = [one for one in (*values, *proofs) if one.is_exact]
+    is_proven = any(one.is_hard for one in exact) and all(one.domain == values[0].domain for one in exact)
+    return Confidence.CERTAIN if is_proven and confidence is Confidence.CERTAIN else Confidence.LIKELY
 
 
 def retry_of(code: str, *, is_whole: bool = False, domain: str = "") -> str:
     """Return whether another attempt helps: same, exclude (without its hosts), never, unknown. What fails on all ranks
-    of its hosts only (`is_whole`) is a fault of these hosts."""
+    of its hosts only (`is_whole`) is a fault of these hosts; what its domain causes again does not pass by itself."""
     row, value = signature_of(code), value_of("conclusions", code)
     retry = value.retry if value is not None and value.retry else "unknown" if row is None else row.retry
-    if (code, domain) == ("killed", "host-memory"):
-        return "unknown"  # the same work fills the memory again
-    is_of_node = is_whole and code not in alike("of-settings") and vocabularies.following(domain).get("of_nodes")
-    return "exclude" if retry == "never" and is_of_node else retry
+    follows = vocabularies.following(domain)
+    comes_again = retry == "same" and follows.get("comes_again")
+    if is_whole and (retry == "never" or comes_again) and code not in alike("of-settings") and follows.get("of_nodes"):
+        return "exclude"
+    return "unknown" if comes_again else retry
 
 
 # ---------------------------------------------------------------- what the hosts have that no other has

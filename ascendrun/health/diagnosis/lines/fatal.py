@@ -319,7 +319,7 @@ def _best(hits: Iterable[Hit]) -> Hit | None:
 
 def _is_own(value: vocabularies.Value) -> bool:
     """Return whether it is of this rank also where a collective raised it: an exact value of its process or host."""
-    return value.is_hard and value.party == "self" and value.depth > 2 and value.domain not in alike("carried")
+    return value.is_exact and value.party == "self" and value.depth > 2 and value.domain not in alike("carried")
 
 
 def _is_specific(hit: Hit) -> bool:

@@ -50,7 +50,7 @@ def suffered_wait(text: str) -> str | None:
     """Return LOST or EXEC if an exception indicates that another rank was lost or did not join, by its class, its codes
     or its words; else None."""
     values = (class_of(text.partition(":")[0]), *values_in(text))
-    domains = {one.domain for one in values if not (one.is_outer or one.is_family)}
+    domains = {one.domain for one in values if one.proof in ("usual", "hard")}
     found = wording("means-peer").search(text)
     if "network" in domains or (found is not None and found["lost"]):
         return LOST
