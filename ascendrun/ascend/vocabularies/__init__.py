@@ -54,7 +54,7 @@ class Value:
 
     @property
     def is_exact(self) -> bool:
-        """Return whether it contradicts a value of another domain: no wait, and no class that any program may raise."""
+        """Return whether it contradicts values of other domains: what waits, or has no depth, has a deeper reason."""
         return self.depth > 0 and self.domain != "silent" and self.proof in ("usual", "hard")
 
     @property
