@@ -141,6 +141,7 @@ def test_growing_files_of_an_attempt_on_a_network_file_system_are_on_a_local_dis
     agent = node.connect()
     agent.start(job)
     agent.wait(lambda: agent.output(tag).count(b"\n") == 2 and agent.files.get((tag, "rank-0.metrics", 0)))
+    agent.wait(lambda: agent.output(tag, stream="err").endswith(b"\n"))
     assert agent.output(tag) == f"seen needle\n{env['OTHER']}\n".encode()
     assert agent.output(tag, stream="err") == b"to err\n"
     assert {"rank-0.out.0", "rank-0.err.0", "rank-0.metrics.0", "events.0"} <= {path.name for path in streams.iterdir()}

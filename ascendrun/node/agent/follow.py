@@ -24,6 +24,8 @@ ROUND_CHUNKS = 4
 AHEAD_BYTES = 1 << 20
 """With more than this waiting, events overtake logs."""
 BATCH_S = 0.1
+FIRST_POLL_S, FIRST_S = 0.01, 10.0
+"""Interval until an attempt has output, for at most FIRST_S: its user waits for the first line."""
 POLL_S = 0.04
 """Seconds; also the most by which hosts differ in sending a line that their ranks print at the same time."""
 LOST_CHECK_S = 1.0
@@ -82,9 +84,14 @@ class Follow:
         self._limits = limits
         self._limited: set[tuple[str, int]] = set()
         self._unreadable: set[tuple[str, int]] = set()
+        self._first_until_s = time.monotonic() + FIRST_S
         self._last_batch_s = 0.0
         self._retry_s = 0.0
         self._is_held = False
+
+    def poll_s(self, now_s: float) -> float:
+        """Return the interval of its polls."""
+        return FIRST_POLL_S if not self._last_batch_s and now_s < self._first_until_s else POLL_S
 
     @property
     def _folder(self) -> str:
@@ -251,7 +258,7 @@ class Follower:
             for follow in follows:
                 more = follow.poll(now) or more
             if not more:
-                self._changed.wait(POLL_S)
+                self._changed.wait(min(follow.poll_s(now) for follow in follows))
                 self._changed.clear()
 
     def _check_lost(self) -> None:
