@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable, Optional
 
-from benchmarks import doctor, files, jobs, start
+from benchmarks import doctor, files, jobs, start, verdicts
 from benchmarks import exec as many_hosts
 from benchmarks.launchers import WARM as WARM_JOB
 from benchmarks.results import RESULTS, Row, median, read_rows, shown, table
@@ -177,6 +177,12 @@ GOALS = (
     Goal("dead node: SUSPECT", "s", 6.0, of_head("lost", "until all are SUSPECT")),
     Goal("dead node: UNREACHABLE", "s", 15.0, of_head("lost", "until all are UNREACHABLE")),
     Goal("doctor on 256 hosts", "× cold exec and its slowest probe", 1.5, doctor_ratio("wall_s"), doctor_ratio("cpu")),
+    Goal(
+        "diagnosis of 1024 ranks × 3000 lines",
+        "× commit e80e5bf6",
+        1.0,
+        lambda rows: verdicts.worst(rows.get("verdicts", ())),
+    ),
     Goal("head with 1000 nodes, steady", "% of a core", 20.0, of_head("steady", "CPU", run="head-1000")),
     Goal("", "MB", 300.0, of_head("steady", "memory", run="head-1000")),
     Goal("`ascendrun --help`", "ms", 100.0, start_ms(start.HELP)),
@@ -197,7 +203,7 @@ def _line(goal: Goal, value: float | None, cpu: float | None) -> tuple[str, ...]
 
 def read_all(folder: Path) -> Rows:
     """A benchmark that has not run yet has no rows."""
-    names = ("exec", "doctor", "jobs", "start", "logs", "head", "head-1000", "files")
+    names = ("exec", "doctor", "jobs", "start", "logs", "head", "head-1000", "files", "verdicts")
     return {name: read_rows(folder / f"{name}.csv") if (folder / f"{name}.csv").exists() else [] for name in names}
 
 
