@@ -27,7 +27,8 @@ from benchmarks.recorder import Recorder
 
 TURN_S = 0.1
 METRICS_S = 10.0
-KEPT_BYTES = 1 << 16
+KEPT_BYTES = 1 << 20
+"""Of each file, at least; a node has all of it, and a head that is late by minutes follows it again from before."""
 ONCE = b"\nASCENDRUN-ONCE\n"
 TOOL_TURNS = 5
 """Turns that a tool takes."""
@@ -41,7 +42,7 @@ class Stream:
     """The end of a growing file."""
 
     def __init__(self) -> None:
-        self.start, self.data = 0, b""
+        self.start, self.data = 0, bytearray()
 
     @property
     def end(self) -> int:
@@ -50,7 +51,8 @@ class Stream:
     def append(self, data: bytes) -> None:
         self.data += data
         if len(self.data) > 2 * KEPT_BYTES:
-            self.start, self.data = self.end - KEPT_BYTES, self.data[-KEPT_BYTES:]
+            self.start = self.end - KEPT_BYTES
+            del self.data[:-KEPT_BYTES]
 
 
 class Node:
@@ -196,7 +198,7 @@ class Node:
             if have < stream.end:
                 at = max(have, stream.start)
                 header = {"event": "data", "tag": self.tag, "file": file, "generation": 0, "offset": at}
-                self.send(header, stream.data[at - stream.start :])
+                self.send(header, bytes(stream.data[at - stream.start :]))
 
     def _stop(self, request: Mapping[str, Any]) -> None:
         if self.phase == "running":

@@ -18,18 +18,18 @@ from pathlib import Path
 
 import psutil
 
-from ascendrun.head.state.sample_store import RAW, SampleStore
+from ascendrun.head.state.sample_store import MINUTE, RAW, SampleStore
 from benchmarks.head import SETTLE_S, Head, cpu_s, family, prefer
 from benchmarks.results import RESULTS, Row, Sheet, read_rows, shown, table, write_page
 
 COLUMNS = (
     "nodes", "minute", "wall_s", "controller_percent", "samples_percent", "fleet_percent", "controller_mb",
-    "samples_mb", "store_mb", "free_mb", "wal_mb", "spool_mb", "rows", "deleted", "late_s", "lost", "load",
+    "samples_mb", "store_mb", "free_mb", "wal_mb", "spool_mb", "rows", "deleted", "behind_s", "late_s", "lost", "load",
 )  # fmt: skip
 HEADINGS = (
     "minute", "wall, s", "controller, % of a core", "samples, % of a core", "nodes, % of a core", "controller, MB",
     "samples, MB", "store, MB", "of it free, MB", "WAL, MB", "other files, MB", "rows as measured",
-    "samples of hosts deleted", "loop late at most, s", "connections lost",
+    "samples of hosts deleted", "store behind, s", "loop late at most, s", "connections lost",
 )  # fmt: skip
 HOUR_S, PARTS, ORDERS = 3600.0, 12, 5
 """Parts of an hour, and orders of a part: the delay of the loop is known for a minute at a time."""
@@ -48,6 +48,7 @@ class Hour:
     def __init__(self, sheet: Sheet, head: Head, seconds: float) -> None:
         self._sheet, self._head, self._seconds = sheet, head, seconds
         self._since_s, self._more_s = time.time() - AGO_S, HOUR_S - seconds
+        self._began_s = self._since_s
         self._until_s = self._since_s + self._more_s
         self._process, self._nodes = head.controller(), psutil.Process(head.fleet.pid)
         self._store = head.state_dir / SampleStore.FILE_NAME
@@ -102,6 +103,8 @@ class Hour:
             ]
             of_past = f"SELECT COUNT(*) FROM host_{RAW.name} WHERE at_s < ?"
             (kept,) = store.execute(of_past, (self._until_s,)).fetchone()
+            newest = (f"SELECT MAX(at_s) FROM host_{level.name} WHERE at_s < ?" for level in (RAW, MINUTE))
+            stored = [store.execute(query, (self._until_s,)).fetchone()[0] for query in newest]
             (pages,) = store.execute("PRAGMA freelist_count").fetchone()
             (page_bytes,) = store.execute("PRAGMA page_size").fetchone()
         store.close()
@@ -112,6 +115,7 @@ class Hour:
             "spool_mb": size_mb(*files),
             "rows": sum(counts),
             "deleted": max(0, self._sent - kept),
+            "behind_s": self._since_s - max([self._began_s, *(at_s for at_s in stored if at_s is not None)]),
         }
 
 
@@ -147,7 +151,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         title="An hour of the head",
         says=f"What {choice.nodes} simulated nodes, {of} with jobs, report in an hour, in {choice.seconds:g} s. "
         "Samples in excess of these seconds have times from 150 minutes ago on, so that a part is older than the two "
-        f"hours for which they are kept as measured. The last row is {REST_S:g} s after the end. *Nodes*: the process "
+        "hours for which they are kept as measured. *Store behind*: in their time; what it does not have yet "
+        "counts as deleted. "
+        f"The last row is {REST_S:g} s after the end. *Nodes*: the process "
         "that simulates them. *Other files*: logs, metrics and the store of jobs.",
         body=render(read_rows(sheet.path)),
         command=f"python -m benchmarks.hour --nodes {choice.nodes} --jobs {choice.jobs} --seconds {choice.seconds:g}",

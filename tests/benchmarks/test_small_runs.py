@@ -103,6 +103,7 @@ def test_an_hour_passes_on_a_head(tmp_path: Path) -> None:
     rows = run("hour", "--nodes", "4", "--jobs", "1", "--seconds", "12", results=tmp_path, repeat=False)
     assert [row["minute"] for row in rows] == [*map(str, range(0, 65, 5)), "after"]
     assert int(rows[-1]["deleted"]) > 0 and float(rows[-1]["store_mb"]) > 0
+    assert float(rows[-1]["behind_s"]) < 300
 
 
 def test_start_measures_each_command(tmp_path: Path) -> None:
