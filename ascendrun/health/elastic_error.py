@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 from ascendrun.health.diagnosis.evidence import Line
 
@@ -22,7 +21,7 @@ def error_lines(text: str, file: str) -> tuple[Line, ...]:
     extra, message = content.get("extraInfo"), str(content.get("message", ""))
     extra = extra if isinstance(extra, dict) else {}
     stack, stamp = str(extra.get("py_callstack", "")), str(extra.get("timestamp"))
-    at_s = float(stamp) if re.fullmatch(r"\d+(?:\.\d+)?", stamp) else None
+    at_s = float(stamp) if stamp.replace(".", "", 1).isdecimal() else None
     lines = [line for line in stack.split("\n") if line.strip()]
     if message and not any(line.strip().startswith(message.split("\n")[0][:80]) for line in lines[-20:]):
         lines = [*(lines or ["Traceback (most recent call last):"]), *message.split("\n")]

@@ -15,6 +15,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from ascendrun.core.dataclass import dataclass
+from ascendrun.text.format import numbers_in
 
 MOST_BYTES = 64 << 20
 
@@ -78,7 +79,7 @@ def _entry(raw: Mapping[str, Any], groups: Mapping[str, Mapping[str, Any]]) -> R
         sizes=(_shapes(raw.get("input_sizes")), _shapes(raw.get("output_sizes"))),
         is_p2p=is_p2p,
         frame=next(map(_place, filter(_is_of_program, raw.get("frames") or ())), None),
-        members=tuple(map(int, re.findall(r"\d+", str(groups.get(str(name), {}).get("ranks", ""))))),
+        members=tuple(numbers_in(str(groups.get(str(name), {}).get("ranks", "")))),
     )
 
 

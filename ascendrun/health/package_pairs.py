@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Protocol
 
 from ascendrun.ascend.vocabularies import alike, lacking_in, read_table, says, value_of, wording
+from ascendrun.text.format import numbers_in
 
 _PACKAGE = re.compile(r"(?:site|dist)-packages/(?!_)([A-Za-z]\w*)(?=/|\.py\b|[.\w-]*\.so\b)")
 _BOUND = re.compile(r"([<>=!~]=?)\s?([\w.]+)")
-_PASSES = re.compile(r"\*args|\*\*kw")
+_PASSES = ("*args", "**kw")
 
 
 class Thrown(Protocol):
@@ -66,7 +67,7 @@ def pair_in(
                 files = _PACKAGE.findall(frames)[::-1] or _PACKAGE.findall("\n".join(raised.below if raised else ()))
                 inside = [*dict.fromkeys(files)]
                 if kind == "argument" and len(inside) > 1:  # the deepest only passes it on, or is the caller itself
-                    named["callee"] = inside[0 if _PASSES.search(raised.statement if raised else "") else 1]
+                    named["callee"] = inside[0 if raised and any(one in raised.statement for one in _PASSES) else 1]
                 return _places(kind, named, _Installed(packages), inside, where)
     return {}
 
@@ -162,7 +163,7 @@ def direction(has: str, needs: str) -> str:
 
 def _numbers(version: str) -> list[int]:
     """Return the numbers of a release: 2.5.1+cpu as [2, 5, 1]; trailing zeros do not count."""
-    numbers = [int(one) for one in re.findall(r"\d+", re.split(r"[+a-zA-Z]", version)[0])]
+    numbers = numbers_in(re.split(r"[+a-zA-Z]", version)[0])
     while numbers and not numbers[-1]:
         numbers.pop()
     return numbers
@@ -177,8 +178,9 @@ def is_of_versions(text: str, frames: str, raised: Thrown | None, *, is_wide: bo
     passes another one arguments that it does not have."""
     missing = wording("no-attribute").search(text)
     if missing is not None and not says(text, "being-imported"):
-        own = re.compile(rf"/{missing[1]}[/.]").search
-        is_elsewhere = all(says(line, "library") or own(line) is None for line in frames.splitlines())
+        own = (f"/{missing[1]}/", f"/{missing[1]}.")
+        of_program = (line for line in frames.splitlines() if not says(line, "library"))
+        is_elsewhere = not any(name in line for line in of_program for name in own)
         is_between = value_of("owners", missing[1]) is not None or bool(raised and raised.below)
         return is_elsewhere and (is_wide or is_between)  # a name that only one rank uses may be misspelt there
     if not is_wide:

@@ -20,6 +20,7 @@ _BLANKS = re.compile(r"(?<=\S)[ \t]{2,}")
 _GNU_QUOTES = re.compile(r"`([^`'\s]+)'")
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NUMBER = re.compile(r"\d+")
 
 
 def fold_hosts(hosts: Iterable[str]) -> str:
@@ -53,6 +54,11 @@ def fold_numbers(numbers: int | Iterable[int]) -> str:
         else:
             ranges.append([number, number])
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
+
+
+def numbers_in(text: str) -> list[int]:
+    """Return the whole numbers of a text, in their order: of `[1, 2]` 1 and 2."""
+    return [int(number) for number in _NUMBER.findall(text)]
 
 
 def label_ranks(ranks: Iterable[int], labels: Mapping[int, str]) -> str:

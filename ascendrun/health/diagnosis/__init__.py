@@ -7,7 +7,7 @@ lines/          the meaning of single lines            rank_timelines  one rank'
 candidates      possible first failures: ranks of one reason, and what is observed of their hosts
 edges           which rank names which others          wait_rules  rules to find the culprit if all waited
 ranking         the choice, its caveats, the chain     outcomes    attempts without a failure
-classes         domain, scope, phase, grade, what follows for the restart
+classes         domain, scope, phase, grade, whether another attempt helps
 render          sentences, from text/en.json and signatures
 """
 

@@ -13,6 +13,7 @@ from ascendrun.ascend.reading import ToolError
 from ascendrun.health.survey import facts
 from ascendrun.health.survey.scripts import Section, read_sections
 from ascendrun.text import Text
+from ascendrun.text.format import numbers_in
 
 Raw = Mapping[str, Any]
 AGENTS_MARK = "ASCENDRUN_EXEC"
@@ -54,7 +55,7 @@ def read_taken(raw: Raw) -> dict[int, facts.PortHolder]:
 def read_port_ranges(raw: Raw) -> tuple[tuple[int, int], tuple[tuple[int, int], ...]] | None:
     """Return (range of outgoing connections, ranges reserved from it)."""
     texts = {path.rpartition("/")[2]: text for path, text in raw["texts"].items()}
-    found = re.findall(r"\d+", texts.get("ip_local_port_range", ""))
+    found = numbers_in(texts.get("ip_local_port_range", ""))
     if len(found) != 2:
         return None
     reserved = []
@@ -62,7 +63,7 @@ def read_port_ranges(raw: Raw) -> tuple[tuple[int, int], tuple[tuple[int, int], 
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
         if match:
             reserved.append((int(match.group(1)), int(match.group(2) or match.group(1))))
-    return (int(found[0]), int(found[1])), tuple(reserved)
+    return (found[0], found[1]), tuple(reserved)
 
 
 def read_addresses(raw: Raw) -> dict[str, tuple[str, ...]] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ from ascendrun.core.jobfile.launchers import RAY
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence, moment
 from ascendrun.health.diagnosis.result import CAUSE, TEARDOWN, Proof, Suspect, proof_of
 from ascendrun.text import Text, listed
+from ascendrun.text.format import numbers_in
 
 RAY_ENDS = {91: "ray-gcs-died", 92: "ray-raylet-died", 93: "ray-ended", 94: "ray-late"}
 """Exit codes of a node of a Ray cluster, those of node/ray_node.py; a test compares them."""
@@ -56,8 +56,8 @@ def named_pids(lines: Sequence[Line] | None, *wordings: str) -> Mapping[int, Lin
     for pattern in map(wording, wordings):
         for line in lines or ():
             match = pattern.search(line.text)
-            for pid in re.findall(r"\d+", next(filter(None, match.groups()))) if match is not None else ():
-                found.setdefault(int(pid), line)
+            for pid in numbers_in(next(filter(None, match.groups()))) if match is not None else ():
+                found.setdefault(pid, line)
     return found
 
 

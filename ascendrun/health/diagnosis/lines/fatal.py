@@ -132,7 +132,7 @@ class Fatal(rank_lines.RankLines):
             return CONSEQUENCE
         if any(one.kind in alike("several-messages") for one in messages):
             return SYMPTOM
-        hit = _best(hit for hit in self.hits if hit.line in message and hit.signature.strength >= NEUTRAL_BELOW)
+        hit = self._best_in(root, at_least=NEUTRAL_BELOW)
         if says(root.text, "points-elsewhere") and self._later_hit(chain) is not None:
             return CAUSE
         if hit is not None and not (root.collective and hit.signature.domain in alike("carried")):
@@ -217,7 +217,9 @@ class Fatal(rank_lines.RankLines):
         chain, lines = self.chain, self.lines
         if chain is None or self.role is None:
             return []
-        hit = self._hit_of(chain, self.role)
+        root = self._best_in(chain.root)
+        is_of_root = root is not None and root.signature.role == self.role
+        hit = root if is_of_root else self._later_hit(chain) if self.role == CAUSE else None
         last = lines[chain.last]
         role = TEARDOWN if self.is_late(last) else self.role
         begin = lines[chain.first] if lines[chain.first].at_s is not None else last
@@ -260,13 +262,6 @@ class Fatal(rank_lines.RankLines):
         is_echo = role == CAUSE and (self._suffered(final)[0] or any(one.wait is not None for one in echo))
         return chain.root if is_echo or chain.kind == "thread" or says(final.message, "reraised") else final
 
-    def _hit_of(self, chain: Chain, role: str) -> Hit | None:
-        """Return the signature of the chain's reason: of its root, or of a later, more specific exception."""
-        root = self._best_in(chain.root)
-        if root is not None and root.signature.role == role:
-            return root
-        return self._later_hit(chain) if role == CAUSE else None
-
     def _later_hit(self, chain: Chain) -> Hit | None:
         """Return the more specific signature of an exception after the root."""
         later = self._best_in(*chain.leading[1:])
@@ -299,22 +294,17 @@ class Fatal(rank_lines.RankLines):
             own += 1
         return range(raised.first, own if raised.was_uncaught else max(end, own))
 
-    def _best_in(self, *raised: Raised) -> Hit | None:
-        """Return the best known message in exceptions' own, a cause if there is any."""
+    def _best_in(self, *raised: Raised, at_least: int = 0) -> Hit | None:
+        """Return the best known message in exceptions' own, a cause if there is any; not one that concerns several
+        ranks."""
         messages = [self.message_of(one) for one in raised]
-        return _best(hit for hit in self.hits if any(hit.line in message for message in messages))
+        hits = [hit for hit in self.hits if any(hit.line in message for message in messages)]
+        own = [one for one in hits if one.signature.strength >= at_least and not is_of_several(one.signature.code)]
+        return max(own, default=None, key=lambda hit: (hit.signature.role == CAUSE, hit.signature.strength, -hit.line))
 
     def message_of(self, raised: Raised) -> range:
         """Return the lines of an exception's message, without its frames, which may contain any code."""
         return range(raised.last, raised.last + 1 if raised.last in self.stated else self._range(raised).stop)
-
-
-def _best(hits: Iterable[Hit]) -> Hit | None:
-    return max(
-        (hit for hit in hits if not is_of_several(hit.signature.code)),
-        default=None,
-        key=lambda hit: (hit.signature.role == CAUSE, hit.signature.strength, -hit.line),
-    )
 
 
 def _is_own(value: vocabularies.Value) -> bool:

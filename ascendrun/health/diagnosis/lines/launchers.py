@@ -12,13 +12,13 @@ from typing import NamedTuple
 from ascendrun.ascend.vocabularies import is_warning, says, wording
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence
 from ascendrun.health.diagnosis.lines.tracebacks import read_chains, same_exception, split_prefix
+from ascendrun.text.format import numbers_in
 
 LAUNCHERS = frozenset({"torchrun", "deepspeed", "none"})
 """Launchers of which the evidence has the process of each node, not its ranks."""
 OBSERVED_BEFORE_S = 1.0
 """Minimum time from the first end of a rank to the end of its launcher."""
 _NODE_RANK = re.compile(r"node_rank=(\d+)")
-_MAPPING = re.compile(r"'([^']+)': \[([\d, ]*)\]")
 
 
 class InnerEnd(NamedTuple):
@@ -131,7 +131,7 @@ def find_reported_ends(lines: Sequence[Line], *, is_alone: bool = True) -> tuple
     local rank is the rank where deepspeed's table is missing."""
     whole = "\n".join(line.text for line in lines)
     tables = {
-        found["name"]: [[int(rank) for rank in re.findall(r"\d+", ranks)] for _, ranks in _MAPPING.findall(found[0])]
+        found["name"]: [numbers_in(part.partition("]")[0]) for part in found[0].split("': [")[1:]]
         for found in wording("deepspeed-table").finditer(whole)
     }
     number = itertools.count()

@@ -5,7 +5,6 @@ Of exceptions raised while another was handled: whether the first one is the rea
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -19,7 +18,6 @@ from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence, moment
 from ascendrun.health.diagnosis.lines.tracebacks import Chain, Raised, bare_chain, read_chains, same_exception
 
-_BARE = re.compile(r"[\d.]+|localhost")
 AFTERWARDS_LINES, AFTERWARDS_LIMIT = 12, 200
 """Maximum number of ordinary lines after the fatal error: final output, warnings, rest of progress bars."""
 AT_ONCE_S = 0.5
@@ -61,7 +59,11 @@ def services_in(text: str, *, by_address: bool = False) -> tuple[str, ...]:
     """Return the hosts of services (such as a web server) on a line that are named; or those by address: they may be
     outside of the job, or one of its ranks."""
     hosts = (one for found in wording("service").findall(text) for one in found if one)
-    return tuple(host for host in hosts if (_BARE.fullmatch(host) is not None) == by_address)
+    return tuple(host for host in hosts if _is_address(host) == by_address)
+
+
+def _is_address(host: str) -> bool:
+    return host == "localhost" or not host.strip("0123456789.")
 
 
 # ---------------------------------------------------------------- the lines of a rank
@@ -208,7 +210,8 @@ def without_handled(chain: Chain, hits: Sequence[Hit], lines: Sequence[Line]) ->
 
 def retells(later: Raised, earlier: Raised) -> bool:
     """Return whether the later message contains the earlier type, message, or a name in that message."""
-    message = re.sub(r"^\[Errno -?\d+\]\s*", "", earlier.message)
+    has_number = earlier.message.startswith("[Errno ")
+    message = earlier.message.partition("]")[2].lstrip() if has_number else earlier.message
     names = (name.strip("'\"") for name in result.QUOTED.findall(message))
     words = [earlier.short_type, message.partition(": '")[0], message, *names]
     return says(later.text, "points-elsewhere") or any(
