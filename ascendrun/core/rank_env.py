@@ -96,14 +96,10 @@ def is_own_variable(name: str) -> bool:
     return name in OWN_VARIABLES or name.startswith(OWN_PREFIXES)
 
 
-def rank_environment(node: NodeShare, local_rank: int) -> dict[str, str]:
-    """Return the variables of one rank that the agent starts: all that torchrun would set, except MASTER_PORT, which
-    the agent adds when the port is known."""
-    rank = node.ranks_before + local_rank
-    own = {
-        "RANK": rank,
-        "LOCAL_RANK": local_rank,
-        "ROLE_RANK": rank,
+def rank_environments(node: NodeShare) -> list[dict[str, str]]:
+    """Return the variables of each rank of a node that the agent starts, in order: all that torchrun would set, except
+    MASTER_PORT, which the agent adds when the port is known."""
+    of_all: dict[str, object] = {
         "ROLE_NAME": node.role or "default",
         "GROUP_RANK": node.node_rank,
         "WORLD_SIZE": node.world_size,
@@ -115,15 +111,26 @@ def rank_environment(node: NodeShare, local_rank: int) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": node.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
-    # The only process of a node may start torchrun itself. LLaMA-Factory and ms-swift do so with these, MASTER_ADDR,
-    # MASTER_PORT and NODE_RANK. ms-swift does so wherever they are set, so one rank of several does not get them.
-    alone: dict[str, object] = (
-        {"NNODES": node.nodes, "NPROC_PER_NODE": len(node.device_ids)} if node.local_world_size == 1 else {}
-    )
-    if alone and len(node.device_ids) > 1 and node.role is None:
-        alone[FORKS_VARIABLE] = f"{rank} {node.world_size} {node.local_world_size}"
-    values = {**alone, **launcher_environment(node), **own, **own_files(node, node.ranks_of_others + rank)}
-    return {name: str(values[name]) for name in sorted(values)}
+    shared: dict[str, object] = {**_of_an_only_rank(node), **launcher_environment(node), **of_all}
+    found: list[dict[str, str]] = []
+    for local in range(node.local_world_size):
+        rank = node.ranks_before + local
+        own = {"RANK": rank, "LOCAL_RANK": local, "ROLE_RANK": rank}
+        values = {**shared, **own, **own_files(node, node.ranks_of_others + rank)}
+        found.append({name: str(values[name]) for name in (found[0] if found else sorted(values))})
+    return found
+
+
+def _of_an_only_rank(node: NodeShare) -> dict[str, object]:
+    """Return what the only process of a node gets: it may start torchrun itself. LLaMA-Factory and ms-swift do so with
+    these, MASTER_ADDR, MASTER_PORT and NODE_RANK. ms-swift does so wherever they are set, so one rank of several does
+    not get them."""
+    if node.local_world_size != 1:
+        return {}
+    found: dict[str, object] = {"NNODES": node.nodes, "NPROC_PER_NODE": len(node.device_ids)}
+    if len(node.device_ids) > 1 and node.role is None:
+        found[FORKS_VARIABLE] = f"{node.ranks_before} {node.world_size} {node.local_world_size}"
+    return found
 
 
 def launcher_environment(node: NodeShare) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ascendrun.core.rank_env import NodeShare, rank_environment
+from ascendrun.core.rank_env import NodeShare, rank_environments
 from ascendrun.programs.trainer import checkpoint
 from ascendrun.programs.trajectory.points.tracks import FEATURES, PLACE
 from ascendrun.programs.trajectory.scores import VERDICTS
@@ -309,6 +309,6 @@ def test_torchrun_sets_nothing_that_we_forget(tmp_path):
         attempt_folder="/a",
         checkpoint_folder="/c",
     )
-    ours = set(rank_environment(node, 0))
+    ours = set(rank_environments(node)[0])
     assert theirs - FROM_THE_LOGIN - FROM_THE_AGENT - TOLD_TO_TORCHRUN_ITSELF <= ours
     assert {"RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"} <= theirs, "this is torchrun's environment"

@@ -17,7 +17,7 @@ from ascendrun.core.jobs.placement import choose_devices, choose_hosts, placemen
 from ascendrun.core.jobs.roles import Part, place_parts
 from ascendrun.core.network import Network, candidate_bases, candidate_ports, choose_network, host_addresses
 from ascendrun.core.node_messages import Failure
-from ascendrun.core.rank_env import NodeShare, own_files, rank_environment
+from ascendrun.core.rank_env import NodeShare, own_files, rank_environments
 from ascendrun.core.reports import NodeReport
 from ascendrun.options import make_arguments
 from ascendrun.text import Text
@@ -268,7 +268,7 @@ def _make_node(
     else:
         arguments = make_arguments(spec.args)
         words = launchers.program_command(spec.program, arguments, python=python, package=package)
-    launcher, ranks = None, []
+    launcher = None
     if spec.launcher in launchers.LAUNCHERS:
         launcher = launchers.launcher_command(
             spec.launcher, words, share, python=python, port=PORT_TOKEN, devices=_visible_devices(spec, devices)
@@ -276,12 +276,12 @@ def _make_node(
     elif spec.launcher == launchers.RAY:
         start_s = spec.timeouts.start_s
         launcher = launchers.ray_command(words, share, ray_names or {}, python=python, port=PORT_TOKEN, start_s=start_s)
-    for local in range(share.local_world_size):
-        rank = share.ranks_of_others + share.ranks_before + local
-        if launcher is None:
-            ranks.append(RankPlan(rank, local, words, rank_environment(share, local)))
-        else:
-            ranks.append(RankPlan(rank, local, (), own_files(share, rank)))
+    first = share.ranks_of_others + share.ranks_before
+    if launcher is None:
+        ranks = [RankPlan(first + local, local, words, env) for local, env in enumerate(rank_environments(share))]
+    else:
+        numbers = range(first, first + share.local_world_size)
+        ranks = [RankPlan(rank, local, (), own_files(share, rank)) for local, rank in enumerate(numbers)]
     pointer = None
     if spec.checkpoint.pointer is not None and resume.step:
         pointer = {"format": resume.format, "path": resume.paths[host], "step": resume.step}
