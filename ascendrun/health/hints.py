@@ -145,6 +145,11 @@ def is_owned(found: Classified) -> bool:
     return any(one.vocabulary in alike("knows-best") and one.domain == found.domain for one in found.why)
 
 
+def is_of_a_call(found: Classified) -> bool:
+    """Return whether the call that failed explains it better than its message."""
+    return any(one.vocabulary == "calls" and one.domain == found.domain for one in found.why)
+
+
 def served_by(found: Classified) -> list[str]:
     """Return the fixes of services that could not be reached over the network, of a hub before those of a download."""
     served = (one.fix for one in found.why if one.vocabulary in alike("outside"))

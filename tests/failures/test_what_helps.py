@@ -310,3 +310,73 @@ def test_a_port_whose_link_is_down_is_not_one_that_another_process_has() -> None
     job = {"ranks": 4, "family": "npu", "groups": [group, rest]}
     found = render(diagnose(Builder(job, seed="helps").evidence()), "en")
     assert found.domain == "network" and "-link -g" in found.hint
+
+
+# ---------------------------------------------------------------- what was being done
+
+
+def test_a_path_that_is_gone_while_it_is_deleted_is_a_race_and_not_to_be_created() -> None:
+    frames = f'{HEAD}  File "/job/keep.py", line 9, in prune\n    old.unlink()\n'
+    frames += '  File "/usr/lib/python3.11/pathlib.py", line 1147, in unlink\n    os.unlink(self)\n'
+    found = explain(f"{frames}FileNotFoundError: [Errno 2] No such file or directory: '/out/step_7.bin'")
+    assert found.domain == "storage" and found.retry == "unknown"
+    assert found.hint.startswith("the path was deleted twice") and "create it first" not in found.hint
+    assert "typing error" not in found.cause
+    saved = f'{HEAD}  File "/job/keep.py", line 9, in read\n    open(path)\n'
+    other = explain(f"{saved}FileNotFoundError: [Errno 2] No such file or directory: '/out/step_7.bin'")
+    assert "deleted twice" not in other.hint
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "after_s", "is_early"),
+    [
+        ("/tmp/tmpa8x_k2lq/plan.json", 0, 3, True),
+        ("/data/plan.json", 0, 3, False),
+        ("/tmp/tmpa8x_k2lq/plan.json", 0, 300, False),
+        ("/tmp/tmpa8x_k2lq/plan.json", 1, 3, False),
+    ],
+)
+def test_a_temporary_file_that_another_rank_took_with_it_was_removed_too_early(
+    path: str, code: int, after_s: int, is_early: bool
+) -> None:
+    err = f"FileNotFoundError: [Errno 2] No such file or directory: '{path}'"
+    groups = [{"ranks": 0, "at": 50, "exit": code}, {"ranks": 1, "at": 50 + after_s, "exit": 1, "err": err}]
+    found = render(diagnose(Builder({"ranks": 2, "family": "npu", "groups": groups}, seed="helps").evidence()), "en")
+    assert found.hint.startswith("a rank that had ended before removed") is is_early
+    assert not is_early or (found.domain == "storage" and found.retry == "unknown")
+
+
+FULL = "OSError: [Errno 28] No space left on device"
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        '  File "/usr/lib/python3.11/multiprocessing/queues.py", line 43, in __init__\n    self._rlock = ctx.Lock()\n'
+        '  File "/usr/lib/python3.11/multiprocessing/synchronize.py", line 57, in __init__\n    sl = SemLock(\n',
+        f'  File "{SITE}/torch/storage.py", line 380, in _share_fd_cpu_\n    return super()._share_fd_cpu_()\n',
+    ],
+)
+@pytest.mark.parametrize("head", [HEAD, ""])
+def test_what_was_made_gives_the_place_that_is_full(frames: str, head: str) -> None:
+    frames = f'{head}  File "/job/feed.py", line 12, in start\n{frames}{FULL}\n'
+    found = explain(f'{frames}  File "/job/feed.py", line 30, in stop\n', family="other")
+    assert found.domain == "resource" and found.hint.startswith("what was being made there")
+    assert "/dev/shm" in found.hint and "feed.py" not in found.hint and "checkpoints" not in found.hint + found.cause
+
+
+def test_a_file_of_a_frame_is_not_the_path_that_is_full() -> None:
+    frames = f'{HEAD}  File "/job/write.py", line 9, in put\n    out.write(rows)\n{FULL}\n'
+    found = explain(f'{frames}  File "/job/write.py", line 30, in stop\n')
+    assert found.domain == "storage" and "write.py`" not in found.hint
+
+
+def test_an_error_that_only_asks_for_more_output_has_no_sure_domain() -> None:
+    line = "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)"
+    found = explain(f'{HEAD}  File "/job/run.py", line 9, in start\n    go()\n{line}', family="cuda")
+    assert found.reason_grade.value == "unknown"
+    assert found.hint.startswith("the reason is in the lines for which the message asks")
+    assert "df -h /dev/shm" in found.hint
+    warned = "w0:7:9 [0] misc/socket.cc:50 NCCL WARN socketStartConnect: Connect to 10.7.0.4<50100> failed"
+    found = explain(f'{warned}\n{HEAD}  File "/job/run.py", line 9, in start\n    go()\n{line}', family="cuda")
+    assert found.domain == "network" and found.reason_grade.value == "likely" and "nc -vz" in found.hint

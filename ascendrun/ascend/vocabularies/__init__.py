@@ -411,8 +411,9 @@ def at_phase(value: Value, phase: str) -> Value:
     depth = value.depth if row is None else max(value.depth, row.get("depth", value.depth))
     if row is None:
         return value
-    is_other, fix = value.domain != row["domain"], row.get("fix", value.fix)
-    return replace(value.as_hint if is_other else value, domain=row["domain"], depth=depth, fix=fix)
+    found = value.as_hint if value.domain != row["domain"] else value
+    given = {name: row[name] for name in ("domain", "fix", "retry", "vocabulary") if name in row}
+    return replace(found, depth=depth, **given)
 
 
 def deepest(values: Iterable[Value]) -> Value | None:

@@ -30,7 +30,7 @@ from ascendrun.text import listed
 READ_RANKS = 4
 """Ranks of the first failure whose words are read: the others say the same."""
 HOST_SHARE = 0.75
-PASSED_S = 1.0
+PASSED_S, REMOVED_S = 1.0, 60.0
 LAST_LINES = 8
 MOST_VALUES = 12  # of a diagnosis
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\x00-\x7f]+")
@@ -49,6 +49,7 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
     printed = [text for one in first for text in (*one.said, *(line.text for line in one.details))]
     whole = "\n".join((*(proof.line for proof in winner.proofs), *printed, str(found.values.get("message", ""))))
     told += (value for read in vocabularies.GIVE_THE_FIX for value in read(whole))
+    told += _removed_early(winner, whole, timelines)
     is_wide = scope == "all" or is_whole  # software differs between hosts, not between the ranks of one
     raised = ((text, one.frames, one.chain.final if one.chain else None) for one in first for text in one.said)
     if any(is_of_versions(*one, is_wide=is_wide) for one in raised):
@@ -62,6 +63,7 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
     if is_open or (values and values[0].domain == "silent"):
         values = _ordered([*values, *_seen_on(winner, evidence, first)], phase)
     domain = values[0].domain if values else "program"
+    is_of_call = bool(values) and values[0].vocabulary == "calls"
     others = [*_other_codes(winner, first)]
     if row is not None and any(one.is_exact and one.domain != domain for one in others):
         found = replace(found, confidence=Confidence.LIKELY, caveats=(*found.caveats, caveat("two-codes")))
@@ -81,7 +83,7 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
         phase=phase,
         why=tuple(dict.fromkeys(values))[:MOST_VALUES],
         reason_grade=_grade_of(values, proofs, found.confidence if passed is False else Confidence.LIKELY, winner.code),
-        retry=retry_of(winner.code, is_whole=is_whole, domain=domain),
+        retry=(is_of_call and values[0].retry) or retry_of(winner.code, is_whole=is_whole, domain=domain),
         evidence=(*found.evidence, *misfits, *differences),
     )
 
@@ -104,6 +106,14 @@ def _proofs(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Value]:
         yield from () if proof.rank is not None else vocabularies.kernel_values(proof.line)
     for chain in (one.chain.leading for one in first if one.chain is not None):
         yield from (vocabularies.class_of(raised.type) for raised in chain)
+
+
+def _removed_early(winner: Suspect, text: str, timelines: Sequence[RankTimeline]) -> Iterator[Value]:
+    """Yield that a temporary file is gone after a rank of the same host, shortly before, ended well."""
+    if says(text, "temporary-missing"):
+        ends = [one.end for one in timelines if one.rank.code == 0 and one.rank.host in winner.hosts]
+        if any(surely_before(end, winner.at) and not surely_before(end, winner.at, by_s=REMOVED_S) for end in ends):
+            yield vocabularies.vocabulary("calls")["removed-early"]
 
 
 def _is_of_the_host(first: Value) -> bool:
@@ -266,6 +276,8 @@ def _is_most(ranks: Set[int], members: Set[int]) -> bool:
 def _grade_of(values: Sequence[Value], proofs: Iterable[Value], confidence: Confidence, code: str) -> Confidence:
     """Return how certain the domain is: certain only if a value proves it, and no exact one is of another domain."""
     if not values or (code == "exit-code" and all(one.key in (code, "1") for one in values)):  # only that it ended
+        return Confidence.UNKNOWN
+    if values[0].key in alike("ask-for-lines"):
         return Confidence.UNKNOWN
     exact = [one for one in (*values, *proofs) if one.is_exact]
     is_proven = any(one.is_hard for one in exact) and all(one.domain == values[0].domain for one in exact)

@@ -15,7 +15,7 @@ from ascendrun.health.diagnosis.lines import rank_lines
 from ascendrun.health.diagnosis.lines.exits import exit_indicator
 from ascendrun.health.diagnosis.lines.fatal import MESSAGE_LINES, Fatal, Mark
 from ascendrun.health.diagnosis.lines.rank_lines import PeerLine, RankLines, is_specific, peer_lines_of
-from ascendrun.health.diagnosis.lines.tracebacks import Chain, unfold, without_colours
+from ascendrun.health.diagnosis.lines.tracebacks import TORN_LINES, Chain, Raised, unfold, without_colours
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,18 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
         waited_at=None if suffered is None else moment(evidence, rank.host, suffered.line.at_s),
         survived=fatal.survived(),
         said=tuple(text for index in _report(fatal, own) if not says(text := fatal.lines[index].text, "usual-causes")),
-        frames="\n".join(fatal.lines[index].text for one in raised for index in range(one.first, one.last)),
+        frames="\n".join(fatal.lines[index].text for one in raised for index in _frames(fatal, one)),
         plog=tuple(plog),
         details=tuple(_details(fatal)),
         is_torn=bool(fatal.torn) or _may_lack_others(fatal),
         worked_until=moment(evidence, rank.host, fatal.worked_until_s),
     )
+
+
+def _frames(fatal: Fatal, raised: Raised) -> range:
+    """Return the lines of its frames: without a head those shortly before it."""
+    is_torn = fatal.chain is not None and fatal.chain.kind == "torn" and raised.first == raised.last
+    return range(max(0, raised.first - TORN_LINES) if is_torn else raised.first, raised.last)
 
 
 def _report(fatal: Fatal, own: result.Suspect | None) -> Iterator[int]:

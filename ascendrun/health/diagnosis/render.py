@@ -82,6 +82,8 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
         sentence = listed("diagnosis.failed-first", who=values["who"], reason=diagnosis.code)
         return Description(sentence.render(lang), "", "")
     known = signature.words(lang, values)
+    if steps.is_of_a_call(diagnosis):
+        known = replace(known, message=values.get("message", known.message), cause="")
     found = {"where": "?", "from": "?", "reason": "?", **values}
     reason = known.message
     if diagnosis.values.get("message", "") not in ("", known.message) and values["message"] not in known.message:
