@@ -36,9 +36,9 @@ CLOSE_S = 10.0
 TEND_S = 30.0
 """Seconds without samples after which the process is started all the same: it removes old ones."""
 MOST_WAITING_BYTES = 32 << 20
-"""Bytes that wait to be passed on, as if all pieces were as long as the one that arrives."""
-MOST_AT_ONCE = 1000
-"""Arrivals in one write."""
+"""Bytes that wait to be passed on, shared by all sources; a source may always have one piece."""
+MOST_AT_ONCE, BYTES_AT_ONCE = 1000, 1 << 20
+"""Arrivals in one write, and their bytes: with a late process, pieces are long."""
 
 
 Places = dict[int, int]
@@ -100,6 +100,8 @@ class SampleIngest:
         # No lock: a thousand connections' threads, the controller's and this one would wait for each other.
         self._arrived: queue.SimpleQueue[_Arrival] = queue.SimpleQueue()
         self._received: dict[str, Places] = {}
+        self._passed: dict[str, tuple[int, int]] = {}
+        """(generation, end) of the last piece of a source that was passed on; written by the thread."""
         self._known: Mapping[str, Mapping[int, int]] = {}
         self._thread = threading.Thread(target=self._run, name="samples", daemon=True)
         # State of the thread
@@ -131,7 +133,7 @@ class SampleIngest:
         """Take bytes. False: earlier bytes are missing, or there is no room now; follow again from `offsets`."""
         places = self._places(source.name)
         place = places.get(generation, 0)
-        if offset > place or self._arrived.qsize() * len(data) > MOST_WAITING_BYTES:
+        if offset > place or not self._has_room(source.name, generation, place, len(data)):
             return False
         new = data[place - offset :]
         if new:
@@ -139,6 +141,12 @@ class SampleIngest:
             places.pop(generation - KNOWN_GENERATIONS, None)
             self._arrived.put(_Piece(source, generation, new, place + len(new), ahead_s, places))
         return True
+
+    def _has_room(self, name: str, generation: int, place: int, more: int) -> bool:
+        known = self._known.get(name, {}).get(generation, 0)
+        before, end = self._passed.get(name, (generation, known))
+        waiting = place - max(known, end if before == generation else 0)
+        return waiting <= 0 or waiting + more <= MOST_WAITING_BYTES / len(self._received)
 
     def lacks(self, source: Source, sizes: Mapping[str, int]) -> bool:
         """Return whether the node has bytes that were not received, given the sizes of its files."""
@@ -176,7 +184,10 @@ class SampleIngest:
         rest_s = RETRY_S if self._last_fault else TEND_S
         with suppress(queue.Empty):
             found.append(get_within(self._arrived, rest_s) if self._process is None else self._arrived.get())
-            while len(found) < MOST_AT_ONCE:
+            size = 0
+            while len(found) < MOST_AT_ONCE and size < BYTES_AT_ONCE:
+                last = found[-1]
+                size += len(last.data) if isinstance(last, _Piece) else 0
                 found.append(self._arrived.get_nowait())
         return found
 
@@ -194,8 +205,11 @@ class SampleIngest:
             with suppress(OSError):  # it has ended, which arrives too
                 write_all(_input_of(self._process).fileno(), b"".join(map(self._frame, arrived)))
         for one in arrived:
+            if isinstance(one, _Piece):
+                self._passed[one.source.name] = one.generation, one.end
             if isinstance(one, _Finished):
                 self._received.pop(one.name, None)
+                self._passed.pop(one.name, None)
                 self._known = {other: places for other, places in self._known.items() if other != one.name}
 
     def _frame(self, arrived: _Arrival) -> bytes:

@@ -43,8 +43,8 @@ GATHER_S = 0.5
 TEND_S = 30.0
 STEP_PAUSE_S = 0.02
 """Seconds between two steps of summing up: arriving samples take precedence."""
-MOST_AT_ONCE = 1000
-"""Frames in one transaction."""
+MOST_AT_ONCE, BYTES_AT_ONCE = 1000, 1 << 20
+"""Frames in one transaction, and about how many bytes of input: what is read of them takes twenty times the memory."""
 LINE_BYTES = 4 << 20
 """Longer lines are not from the sampler."""
 UNREAD = "sampler"
@@ -175,11 +175,15 @@ class SampleWriter:
 def _gather(fd: int, reader: wire.FrameReader, until_mono: float) -> tuple[list[Frame], bool]:
     """Return what arrives until then, or soon after the first of it; True: the input has ended."""
     found: list[Frame] = []
-    while len(found) < MOST_AT_ONCE and select.select([fd], [], [], max(0.0, until_mono - time.monotonic()))[0]:
+    size = 0
+    while len(found) < MOST_AT_ONCE and size < BYTES_AT_ONCE:
+        if not select.select([fd], [], [], max(0.0, until_mono - time.monotonic()))[0]:
+            break
         data = os.read(fd, READ_BYTES)
         if not data:
             return found, True
         found += reader.feed(data)
+        size += len(data)
         until_mono = min(until_mono, time.monotonic() + GATHER_S)
         if time.monotonic() >= until_mono:
             break

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable
 
@@ -324,6 +325,16 @@ def test_a_store_that_is_locked_at_the_start_delays_no_controller(
         second = keepers()
         assert feed(second, lines(5)), "from the start, since nobody could say how far the first one was"
     await_that(lambda: feed(second, lines(6)) and seconds_in(tmp_path) == list(range(6)))
+
+
+def test_what_waits_is_limited_also_if_pieces_become_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_ingest, "MOST_WAITING_BYTES", 1000)
+    keeper, other = SampleIngest(tmp_path), replace(SOURCE, host="n2")  # not started: it passes nothing on
+    assert keeper.take(SOURCE, 0, 0, b"x" * 900, ahead_s=0.0)
+    assert keeper.take(SOURCE, 0, 900, b"x" * 100, ahead_s=0.0)
+    assert not keeper.take(SOURCE, 0, 1000, b"x", ahead_s=0.0), "no more waits, however short"
+    assert keeper.take(other, 0, 0, b"x" * 5000, ahead_s=0.0), "one piece of each source"
+    assert not keeper.take(other, 0, 5000, b"x", ahead_s=0.0)
 
 
 def test_more_than_fits_into_memory_is_refused_and_comes_later(
