@@ -8,7 +8,7 @@ crowd_in("Process 71 has 9.00 GiB memory in use … this process has …", rank,
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
 from ascendrun.ascend.vocabularies import read_table, wording
@@ -26,6 +26,33 @@ def differing_in(text: str) -> Mapping[str, str]:
             if own != theirs:
                 return {"FIELD": field, "OWN": own, "THEIRS": theirs}
     return {}
+
+
+class Called(Protocol):
+    """A message with the collective that its rank waited in (ascend.peer_messages)."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def values(self) -> Mapping[str, str]: ...
+
+
+def unlike_in(messages: Iterable[tuple[int, Called]]) -> tuple[Mapping[str, str], Mapping[int, str]]:
+    """Return the first field that differs between ranks in one call of a group, with the call and both values, and the
+    value of each rank in that call; {}: none differs."""
+    calls: dict[tuple[str, str], dict[int, Mapping[str, str]]] = {}
+    for rank, one in messages:
+        if one.kind == "sequence":
+            calls.setdefault((one.values.get("group", ""), one.values["seq"]), {}).setdefault(rank, one.values)
+    for (_, number), waiting in calls.items():
+        for name, field in (("op", "op"), ("in", "elements"), ("out", "elements")):
+            row = {rank: values[name] for rank, values in waiting.items() if name in values}
+            both = list(dict.fromkeys(row.values()))
+            if len(both) > 1:
+                own, other = (str(next(rank for rank in row if row[rank] == value)) for value in both[:2])
+                sides = {"OWN": both[0], "THEIRS": both[1], "FIRST": own, "OTHER": other}
+                return {"FIELD": field, "CALL": f"{waiting[int(own)].get('op', '')} {number}".strip(), **sides}, row
+    return {}, {}
 
 
 class Started(Protocol):

@@ -22,7 +22,7 @@ KEY = "diagnosis.fix."
 ANYWHERE = {"path", "peers", "elsewhere"}
 """What to check in any domain: a path that is not there, whom ranks waited for, an error in other output."""
 MEASURED = {
-    **{f"differs.{name}": {"collectives"} for name in read_table("hints")["fields"]},
+    **{f"differs.{name}": {"collectives"} for name in [*read_table("hints")["fields"], "elements"]},
     "crowd": {"device-memory"},
     "fragmented": {"device-memory"},
     "memory-held": {"device-memory"},

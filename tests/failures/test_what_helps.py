@@ -104,6 +104,49 @@ def test_sizes_that_a_transport_compares_are_of_the_collectives_and_not_of_the_n
     assert found.hint.startswith("the sizes of one call differ, `1024` and `4096`")
 
 
+WATCH = "[rank{0}]:[E1 a.cpp:9] [Rank {0}] Watchdog caught collective operation timeout: Work{5}CCL("
+SIZES = (
+    "SeqNum={1}, OpType={2}, NumelIn={3}, NumelOut={3}, Timeout(ms)=300000) ran for {4} milliseconds before timing out."
+)
+
+
+def explain_waits(*waits: tuple[Any, ...], late_s: float = 0.0, library: str = "N") -> Diagnosis:
+    """The diagnosis of ranks whose watchdogs report these calls (rank, number, operation, elements, milliseconds)."""
+    lines = [(one[0], (WATCH + SIZES).format(*one, library)) for one in waits]
+    groups = [
+        {"ranks": rank, "at": 400 + late_s * place, "exit": -6, "err": line} for place, (rank, line) in enumerate(lines)
+    ]
+    groups += [{"ranks": "rest", "at": 430, "exit": -15, "stopped": True}] if late_s else []
+    job = {"ranks": len(waits) + bool(late_s), "launcher": "torchrun", "family": "cuda", "groups": groups}
+    return render(diagnose(Builder(job, seed="helps").evidence()), "en")
+
+
+@pytest.mark.parametrize("library", ["N", "H"])
+def test_two_ranks_in_one_call_with_other_sizes_are_told_both_and_no_limit(library: str) -> None:
+    found = explain_waits((0, 71, "REDUCE", 128, 300020), (1, 71, "REDUCE", 4096, 300031), library=library)
+    assert (found.domain, found.code) == ("collectives", "collectives-mismatch")
+    assert found.hint.startswith("in the call `REDUCE 71`, rank `0` passes `128` elements and rank `1` passes `4096`")
+    assert "the same number of batches" in found.hint and "timeout=" not in found.hint
+
+
+def test_the_rank_with_another_operation_in_one_call_is_the_first() -> None:
+    waits = [(rank, 12, "BARRIER" if rank == 2 else "ALLREDUCE", 1, 300010) for rank in range(4)]
+    found = explain_waits(*waits)
+    assert (found.ranks, found.domain) == ((2,), "collectives")
+    assert found.hint.startswith("one rank calls `ALLREDUCE` where another calls `BARRIER`")
+
+
+def test_calls_of_other_numbers_are_not_compared() -> None:
+    found = explain_waits((0, 12, "ALLREDUCE", 8, 300010), (1, 13, "BROADCAST", 64, 300010))
+    assert found.code != "collectives-mismatch"
+
+
+@pytest.mark.parametrize(("ran_ms", "is_read"), [(300_012, True), (4_000, False)])
+def test_a_wait_that_began_before_the_stop_is_no_consequence_of_it(ran_ms: int, is_read: bool) -> None:
+    found = explain_waits((0, 7, "BROADCAST", 8, 300010), (1, 7, "BROADCAST", 64, ran_ms), late_s=9.0)
+    assert (found.code == "collectives-mismatch") is is_read
+
+
 OUT = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. GPU 0 has a total capacity of 80.00 GiB"
 HELD = " of which 5.00 MiB is free. {} this process has 20.00 GiB memory in use."
 

@@ -22,7 +22,7 @@ from ascendrun.health.hints import named_in
 from ascendrun.health.package_pairs import packages_in, pair_in
 from ascendrun.health.tool_errors import advised_in, innermost
 from ascendrun.health.wait_limits import limit_in, peers_in
-from ascendrun.health.what_differs import crowd_in
+from ascendrun.health.what_differs import crowd_in, unlike_in
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts, fold_numbers, format_bytes
 
@@ -137,8 +137,10 @@ def _given_of(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimel
     where, versions, environ = str(winner.values.get("where", "?")), facts.get("packages", {}), facts.get("environ")
     waiting = [one for one in timelines if one.waited][:MOST_WAITING]
     reports = [*(proof.line for proof in winner.proofs), *(text for one in waiting for text in one.said)]
-    peers = peers_in((one.rank.rank, message) for one in timelines for message in one.messages)
+    messages = [(one.rank.rank, message) for one in timelines for message in one.messages]
+    peers = peers_in(messages)
     return {
+        **unlike_in(messages)[0],
         **named_in(told, {"accelerator": evidence.device_type, "launcher": evidence.launcher}, environ),
         **packages_in(told, last, versions, where),
         **crowd_in(

@@ -20,6 +20,7 @@ from ascendrun.health.diagnosis.lines.rank_lines import services_in
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.result import Suspect
 from ascendrun.health.flight_recorder import Recorded, first_difference
+from ascendrun.health.what_differs import unlike_in
 from ascendrun.text import Text, listed
 from ascendrun.text.format import fold_hosts
 
@@ -91,6 +92,13 @@ def other_collective(edges: Edges, reports: Sequence[Edge]) -> Found | None:
     rows = (edges.row("tag", edges.counted), *(edges.row(name, told) for name in dict.fromkeys(names)))
     codes = {"differs": "EI0005", "mismatch": "collectives-mismatch", "models": "models-differ"}
     return _odd(next(filter(None, map(minority, rows)), ()), reports, codes[reports[0].message.kind])
+
+
+def unlike(edges: Edges, reports: Sequence[Edge]) -> Found | None:
+    """The minority if ranks waited in one call of their group with different operations or sizes, else these ranks."""
+    row = unlike_in((one.rank, one.message) for one in reports)[1]
+    few, there = minority(row), [one for one in reports if one.rank in row]
+    return _odd(few, there, "" if few else "collectives-mismatch") if row else None
 
 
 def _odd(few: Sequence[int], reports: Sequence[Edge], code: str = "", caveats: str | None = None) -> Found:

@@ -142,9 +142,12 @@ class RankLines:
         return at_s is not None and until_s is not None and until_s - at_s >= SURVIVED_S
 
     def is_late(self, line: Line) -> bool:
-        """Return whether it came after the rank was stopped (same clock, so exact)."""
+        """Return whether it is after the rank's stop (same clock, so exact). A wait that began before is not late."""
         lag_s = 0.0 if line.at_s is None or self.host.stopped_at_s is None else line.at_s - self.host.stopped_at_s
-        return lag_s > 0.02 and (self.rank.stopped or not self.rank.has_ended)
+        if lag_s <= 0.02 or (self.rank.has_ended and not self.rank.stopped):
+            return False
+        ran = wording("ran-for").search(line.text)
+        return ran is None or float(ran[1]) / 1000 < lag_s
 
     def is_terminal(self, index: int) -> bool:
         """Return whether little output came after it: the rank did not keep working."""
