@@ -205,8 +205,10 @@ _add(
     r"groupRank information is group:\[(?P<group>[^\]]+)\].*?rankSize\[(?P<size>\d+)\]",
 )
 _add("index", ["opData information"], r"opData information is .*?index\[(?P<index>\d+)\]")
-_add("remote", ["remote rank:["], r"remote rank:\[(?P<rank>\d+)\]")
-_add("remote", ["from remote rank"], r"from remote rank:? ?\[(?P<rank>\d+)\]", EXEC)
+_IN_GROUP = r"(?:.*?rankSize\[(?P<size>\d+)\], ?rankId\[(?P<member>\d+))?"
+"""How many ranks the group has, and the number of this rank in it: that of the remote rank is one of these."""
+_add("remote", ["remote rank:["], r"remote rank:\[(?P<rank>\d+)\]" + _IN_GROUP)
+_add("remote", ["from remote rank"], r"from remote rank:? ?\[(?P<rank>\d+)\]" + _IN_GROUP, EXEC)
 _add(
     "timeout",
     ["EI0002", "Notify register", "notify wait timeout", "Notify Wait", "[TaskExecStage][Timeout]"],

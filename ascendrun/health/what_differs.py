@@ -8,7 +8,8 @@ crowd_in("Process 71 has 9.00 GiB memory in use … this process has …", rank,
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Protocol
 
 from ascendrun.ascend.vocabularies import read_table, wording
@@ -53,6 +54,22 @@ def unlike_in(messages: Iterable[tuple[int, Called]]) -> tuple[Mapping[str, str]
                 sides = {"OWN": both[0], "THEIRS": both[1], "FIRST": own, "OTHER": other}
                 return {"FIELD": field, "CALL": f"{waiting[int(own)].get('op', '')} {number}".strip(), **sides}, row
     return {}, {}
+
+
+def minority(row: Mapping[int, Hashable]) -> tuple[int, ...]:
+    """Return the ranks with the rarer of exactly two values; () if they are equally frequent."""
+    counts = Counter(row.values()).most_common()
+    if len(counts) != 2 or counts[0][1] == counts[1][1]:
+        return ()
+    return tuple(rank for rank, value in row.items() if value == counts[1][0])
+
+
+def lowest(row: Mapping[int, float], *, by: float = 0.0, within: float = 0.0, times: int = 2) -> tuple[int, ...]:
+    """Return the ranks with the lowest numbers, +`within`, if the highest is larger by more than `by`; () if these are
+    not few: all must be more than `times` as many."""
+    low, high = min(row.values(), default=0.0), max(row.values(), default=0.0)
+    late = tuple(rank for rank, number in row.items() if number <= low + within)
+    return late if high - low > by and times * len(late) < len(row) else ()
 
 
 class Started(Protocol):

@@ -341,6 +341,19 @@ def test_ranks_that_a_message_names_as_awaited_are_the_first_also_in_quotes(line
     assert found.ranks == ranks
 
 
+@pytest.mark.parametrize(("size", "member", "ranks"), [(4, 2, ()), (8, 2, (0,)), (4, 5, (0,))])
+def test_the_number_of_a_rank_in_a_group_is_not_that_in_the_job(size: int, member: int, ranks: tuple[int, ...]) -> None:
+    wait = (
+        "The Notify register has not received the Notify record from remote rank: [0]. base information: [taskID[4]]."
+    )
+    group = f"group information: [group:[plan_7], user define information[no], rankSize[{size}], rankId[{member}]]"
+    line = f"EI0002: [PID: 9] 2026-03-04-05:06:07.100.200 The wait execution of the Notify register times out. {wait} "
+    groups = [{"ranks": 5, "at": 900, "exit": 1, "err": line + group}]
+    groups += [{"ranks": "rest", "at": 901, "exit": -15, "stopped": True}]
+    found = diagnose(Builder({"ranks": 8, "family": "npu", "groups": groups}, seed="helps").evidence())
+    assert found.ranks == ranks and (found.given["LATE"] == "rank 0") is bool(ranks)
+
+
 def test_a_port_whose_link_is_down_is_not_one_that_another_process_has() -> None:
     raised = (
         "RuntimeError: EJ0002: [PID: 7] 2026-07-01-09:00:00.000.100 The network port is down.Suggestion: see its link"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Optional
 
@@ -145,19 +145,3 @@ class Edges:
         values = {**values, **(found.values or {})}
         made = Suspect(code, strength, ranks, tuple(sorted(set(hosts))), found.at, proofs, values, not caveats)
         return replace(made, caveats=tuple(caveats.split()))
-
-
-def minority(row: Mapping[int, Hashable]) -> tuple[int, ...]:
-    """Return the ranks with the rarer of exactly two values; () if they are equally frequent."""
-    counts = Counter(row.values()).most_common()
-    if len(counts) != 2 or counts[0][1] == counts[1][1]:
-        return ()
-    return tuple(rank for rank, value in row.items() if value == counts[1][0])
-
-
-def lowest(row: Mapping[int, float], *, by: float = 0.0, within: float = 0.0, times: int = 2) -> tuple[int, ...]:
-    """Return the ranks with the lowest numbers, +`within`, if the highest is larger by more than `by`; () if these are
-    not few: all must be more than `times` as many."""
-    low, high = min(row.values(), default=0.0), max(row.values(), default=0.0)
-    late = tuple(rank for rank, number in row.items() if number <= low + within)
-    return late if high - low > by and times * len(late) < len(row) else ()

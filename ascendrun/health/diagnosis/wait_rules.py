@@ -13,14 +13,14 @@ from typing import Callable, NamedTuple
 
 from ascendrun.ascend.peer_messages import CONNECT, LOST
 from ascendrun.ascend.vocabularies import alike, read_table, says, strength_of
-from ascendrun.health.diagnosis.edges import Edge, Edges, Found, lowest, minority
+from ascendrun.health.diagnosis.edges import Edge, Edges, Found
 from ascendrun.health.diagnosis.evidence import Evidence, earliest, surely_before
 from ascendrun.health.diagnosis.lines.launchers import LAUNCHERS
 from ascendrun.health.diagnosis.lines.rank_lines import services_in
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.result import Suspect
 from ascendrun.health.flight_recorder import Recorded, first_difference
-from ascendrun.health.what_differs import unlike_in
+from ascendrun.health.what_differs import lowest, minority, unlike_in
 from ascendrun.text import Text, listed
 from ascendrun.text.format import fold_hosts
 

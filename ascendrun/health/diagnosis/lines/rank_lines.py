@@ -99,7 +99,7 @@ class RankLines:
         near = [message for index in self.near if index not in self.stated for message in peer_lines_of(lines[index])]
         told = [message for message in near if message.kind == "tried" or not is_try(message.line.text)]
         every = (*told, *(message for line in plog for message in peer_lines_of(line)))
-        self.messages = tuple(message for message in every if not self.is_late(message.line))
+        self.messages = tuple(self._of_job(message) for message in every if not self.is_late(message.line))
         places = sorted({*self.near, *(index for index, line in enumerate(lines) if "Error: " in line.text)})
         named = (bare_chain(lines, index) for index in places)
         self.bare = {chain.last: chain for chain in named if chain is not None}
@@ -107,6 +107,12 @@ class RankLines:
     @property
     def has_waited(self) -> bool:
         return any(message.wait is not None for message in self.messages)
+
+    def _of_job(self, message: PeerLine) -> PeerLine:
+        """Return it without ranks if these are numbers in a smaller group, which has another one for this rank."""
+        size, member = (message.values.get(name) for name in ("size", "member"))
+        is_of_group = size and member and int(size) < self.evidence.world_size and int(member) != self.rank.rank
+        return replace(message, ranks=()) if is_of_group else message
 
     def _count_after(self, work: Sequence[int]) -> list[int]:
         """Return for every line the number of ordinary lines after it: by order in its stream, by time in others."""
