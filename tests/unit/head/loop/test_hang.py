@@ -209,6 +209,7 @@ def test_the_losses_of_many_steps_take_little_memory_and_the_newest_are_compared
     attempt = Attempt(tmp_path)
     folder = spool_dir(tmp_path, "j-0001", 1) / "n1"
     folder.mkdir(parents=True, exist_ok=True)
+    attempt.look()  # imports what it needs
     tracemalloc.start()
     try:
         for rank in range(100):
