@@ -1,4 +1,4 @@
-"""Waiting for what other threads put into a queue, and threads for which nobody waits."""
+"""Waiting for what other threads put into a queue, and threads that start in the background."""
 
 from __future__ import annotations
 
