@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -176,12 +177,19 @@ class Head:
 
 
 def cpu_s(process: psutil.Process) -> list[float]:
-    """CPU seconds of the controller, and of its process for samples."""
-    return [used.user + used.system for used in (one.cpu_times() for one in family(process))]
+    """CPU seconds of the controller with its processes that have ended, and of its process for samples."""
+    controller, *samples = (one.cpu_times() for one in family(process))
+    ended = controller.children_user + controller.children_system
+    return [controller.user + controller.system + ended, *(used.user + used.system for used in samples)]
 
 
 def family(process: psutil.Process) -> list[psutil.Process]:
-    return [process, *process.children(recursive=True)]
+    """Return the controller and its process for samples."""
+    found = [process]
+    for child in process.children():
+        with suppress(psutil.NoSuchProcess):  # a search for stragglers ends after a moment
+            found += [child] if any("sample_writer" in part for part in child.cmdline()) else []
+    return found
 
 
 class Measured:

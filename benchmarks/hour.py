@@ -89,7 +89,7 @@ class Hour:
         )
 
     def _cpu_s(self) -> list[float]:
-        """CPU seconds of the controller, its process for samples and the nodes."""
+        """CPU seconds of the controller with its ended processes, its process for samples, and the nodes."""
         own = cpu_s(self._process)
         nodes = self._nodes.cpu_times()
         return [own[0], sum(own[1:]), nodes.user + nodes.system]

@@ -17,7 +17,8 @@ from ascendrun.core.jobs.roles import devices_of, rank_labels
 from ascendrun.core.metrics import parse_line, progress_pattern
 from ascendrun.core.pulse import Sight
 from ascendrun.core.samples import Newest
-from ascendrun.head.loop.stragglers import known_from_events, read_stragglers
+from ascendrun.head.loop.straggler_search import read_stragglers
+from ascendrun.head.loop.stragglers import known_from_events
 from ascendrun.head.spool.clocks import read_clocks
 from ascendrun.head.spool.metrics_reader import find_progress, iter_lines
 from ascendrun.head.spool.spool_files import read_at, size_of

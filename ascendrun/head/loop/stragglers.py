@@ -1,7 +1,10 @@
-"""Detector that finds and records stragglers of running jobs once a minute, in a separate thread."""
+"""Monitor that records stragglers of running jobs; a child process searches for them once a minute."""
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
@@ -10,29 +13,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
 from ascendrun.core.dataclass import dataclass
-from ascendrun.core.errors import AscendrunError
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
-from ascendrun.core.samples import Newest
-from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.head.waiting import in_background
 
 if TYPE_CHECKING:
     from ascendrun.head.loop.context import Context
     from ascendrun.health.stragglers.detect import Straggler
 
-# Modules for a check are imported by the first check, in its thread: the controller has jobs to start.
-
 CHECK_EVERY_S = 60.0
 RESTS = 30.0
-"""The pause after a check, in CPU times of the check: thousands of ranks cost 3 % of a core."""
-SAMPLES_S = 600.0
-READ_BYTES = 16 * 1024 * 1024
-"""Bytes that one check reads of the metrics of all ranks together;"""
-LEAST_BYTES, MOST_BYTES = 8 * 1024, 64 * 1024
-"""and of one rank: enough for some windows of steps."""
-FEW_DEVICES = 256
-"""Above this number of ranks the 1-minute means of devices are read."""
+"""The pause after a search, in CPU times of the search: thousands of ranks cost 3 % of a core."""
+SEARCH_S = 300.0
+"""Seconds for a search, which takes a few."""
 GONE_AFTER = 2
 """Consecutive checks without a straggler before it is resolved."""
 APPEARED, GONE = "straggler", "straggler-resolved"
@@ -40,49 +33,6 @@ APPEARED, GONE = "straggler", "straggler-resolved"
 
 Key = tuple[str, Optional[int]]
 """(host, rank); rank None: the complete node."""
-
-
-def read_stragglers(state_dir: Path, job: Job, *, now_s: float) -> tuple[Straggler, ...]:
-    """Return stragglers of the current attempt, from data on this machine. Unreadable samples count as none."""
-    from ascendrun.head.spool.clocks import HostClock, read_clocks
-    from ascendrun.head.spool.metrics_reader import find_metrics, iter_lines
-    from ascendrun.health.samples.step_times import make_step_times
-    from ascendrun.health.stragglers.detect import find_stragglers
-
-    hosts_of_ranks = {rank: node.host for node in job.nodes for rank in node.ranks}
-    attempt_dir = spool_dir(state_dir, job.id, job.attempt)
-    files = find_metrics(attempt_dir, ranks=hosts_of_ranks)
-    last_bytes = min(MOST_BYTES, max(LEAST_BYTES, READ_BYTES // max(1, len(files))))
-    clocks = read_clocks(attempt_dir)
-    steps = {}
-    for rank, paths in files.items():
-        clock = clocks.get(hosts_of_ranks[rank], HostClock())
-        lines = iter_lines(paths, last_bytes=last_bytes)
-        steps[rank] = make_step_times(lines, to_head_s=clock.to_head_s, error_s=clock.error_s)
-    samples = _read_samples(
-        state_dir, job.id, frozenset(job.hosts), now_s=now_s, few=len(hosts_of_ranks) <= FEW_DEVICES
-    )
-    found: list[Straggler] = []
-    for role in dict.fromkeys(node.role for node in job.nodes):  # those of others do other work
-        own = {rank: node.host for node in job.nodes if node.role == role for rank in node.ranks}
-        own_steps = {rank: times for rank, times in steps.items() if rank in own}
-        found += find_stragglers(own_steps, samples, hosts_of_ranks=own, now_s=now_s)
-    return tuple(found)
-
-
-def _read_samples(state_dir: Path, job_id: str, hosts: frozenset[str], *, now_s: float, few: bool) -> Newest:
-    from ascendrun.head.state.sample_store import SampleStore
-
-    try:
-        with SampleStore.open_for_reading(state_dir) as store:
-            window = {"since_s": now_s - SAMPLES_S, "until_s": now_s + 1.0, "every_s": 0.0 if few else 60.0}
-            return Newest(
-                store.device_series(host=hosts, **window),
-                store.host_series(host=hosts, **window),
-                store.rank_series(job=job_id, **window),
-            )
-    except AscendrunError:
-        return Newest()
 
 
 @dataclass(frozen=True)
@@ -145,8 +95,19 @@ def known_from_events(attempt: int, events: Iterable[Event]) -> Known:
     return Known(attempt, missing)
 
 
+def search(state_dir: Path, jobs: Sequence[Job]) -> tuple[Mapping[str, tuple[Straggler, ...]], float]:
+    """Return the stragglers of each job, and the CPU seconds of the child process that found them. Raises OSError and
+    subprocess.SubprocessError: it failed, for the reason in the controller's log."""
+    command = [sys.executable, "-m", "ascendrun.head.loop.straggler_search", str(state_dir)]
+    ended = subprocess.run(
+        command, input=pickle.dumps(list(jobs)), stdout=subprocess.PIPE, timeout=SEARCH_S, cwd="/", check=True
+    )
+    found: tuple[Mapping[str, tuple[Straggler, ...]], float] = pickle.loads(ended.stdout)
+    return found
+
+
 class StragglerMonitor:
-    """Straggler monitor of the controller's thread; a check runs in its own thread, one at a time."""
+    """Straggler monitor of the controller's thread; one search at a time."""
 
     def __init__(self, context: Context) -> None:
         self._state_dir, self._post, self._steps = context.state_dir, context.post, context.steps
@@ -172,13 +133,14 @@ class StragglerMonitor:
         in_background(partial(self._check, running), "stragglers")
 
     def _check(self, jobs: Sequence[Job]) -> None:
-        found: dict[str, tuple[Straggler, ...]] = {}
+        found: Mapping[str, tuple[Straggler, ...]] = {}
+        took_s = 0.0
         try:
-            for job in jobs:
-                found[job.id] = read_stragglers(self._state_dir, job, now_s=time.time())
+            found, took_s = search(self._state_dir, jobs)
+        except (OSError, subprocess.SubprocessError) as error:
+            print(f"controller: stragglers were not searched for: {error}", file=sys.stderr, flush=True)
         finally:
-            took_s = time.thread_time()
-            self._post(lambda: self._take(jobs, found, took_s=took_s))
+            self._post(partial(self._take, jobs, found, took_s=took_s))
 
     def _take(self, jobs: Sequence[Job], found: Mapping[str, tuple[Straggler, ...]], *, took_s: float) -> None:
         self._is_checking, self._took_s = False, took_s

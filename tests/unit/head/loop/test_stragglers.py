@@ -127,6 +127,20 @@ def test_the_ranks_own_files_lead_to_a_line_in_the_story(tmp_path: Path) -> None
     assert [event.code for event in desk.told] == [APPEARED, GONE]
 
 
+def test_a_search_that_fails_is_repeated_by_the_next_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    desk = Desk(tmp_path)
+    write_steps(tmp_path, slow_rank=2, first=1)
+    for python in ("/bin/false", "/nonexistent"):
+        monkeypatch.setattr("sys.executable", python)
+        desk.look(make_job())
+        assert desk.told == [] and "stragglers were not searched for: " in capfd.readouterr().err
+        monkeypatch.undo()
+    desk.look(make_job())
+    assert [event.code for event in desk.told] == [APPEARED]
+
+
 def test_a_new_controller_does_not_tell_what_stands_in_the_story(tmp_path: Path) -> None:
     first, second = Desk(tmp_path), Desk(tmp_path)
     write_steps(tmp_path, slow_rank=2, first=1)
