@@ -1,6 +1,6 @@
 """A file to many hosts: ascendrun, clush --copy, pdcp, rsync and scp in a loop; whichever is installed.
 
-python -m benchmarks.files [--hosts 64,256] [--megabytes 5] [--zram] [--repeat 3] [--results FOLDER]
+python -m benchmarks.files [--hosts 64,256] [--megabytes 5] [--peers clush,…] [--zram] [--repeat 3] [--results FOLDER]
 
 `--zram`: the disks of the hosts are on one in compressed memory (benchmarks/ramdisk.py), for copies that would fit
 nowhere else: 500 MB to 256 hosts are 128 GB. Results of other sizes than 5 MB are files-MEGABYTES.
@@ -71,9 +71,9 @@ def remove_copies(bed: Bed, hosts: Sequence[str], name: str) -> None:
         bed.cluster.path(host, f"/root/{INTO}/{name}").unlink(missing_ok=True)
 
 
-def measure(bed: Bed, hosts: Sequence[str], megabytes: int) -> Iterator[tuple[str, Cost]]:
-    """Each contender once, with a new file that no host has; ascendrun without a controller, with one, and with a file
-    that is there."""
+def measure(bed: Bed, hosts: Sequence[str], megabytes: int, peers: Sequence[str]) -> Iterator[tuple[str, Cost]]:
+    """Each of the peers once, with a new file that no host has; ascendrun without a controller, with one, and with a
+    file that is there."""
     file, names = bed.folder / "file", bed.folder / "names"
     names.write_text("".join(f"{host}\n" for host in hosts))
     timeout_s = TIMEOUT_S + len(hosts) * megabytes / SLOWEST_MB_PER_S
@@ -85,9 +85,9 @@ def measure(bed: Bed, hosts: Sequence[str], megabytes: int) -> Iterator[tuple[st
             os.sync()  # what earlier copies left to be written is nothing of this one
         return bed.measure(argv, env=env, timeout_s=timeout_s)
 
-    for program, argv in PEERS.items():
+    for program in peers:
         if shutil.which(program):
-            yield program, run(argv(str(file), str(names), hosts))
+            yield program, run(PEERS[program](str(file), str(names), hosts))
     ours = Ours(bed)
     copy = ours.argv("cp", "-H", str(ours.hostfile(hosts)), str(file), f"{fold_hosts(hosts)}:{INTO}")
     ours.stop_controller()
@@ -96,7 +96,7 @@ def measure(bed: Bed, hosts: Sequence[str], megabytes: int) -> Iterator[tuple[st
     ours.stop_controller()
 
 
-def run(count: int, megabytes: int, repeats: int, sheet: Sheet, *, is_zram: bool) -> None:
+def run(count: int, megabytes: int, repeats: int, sheet: Sheet, *, peers: Sequence[str], is_zram: bool) -> None:
     with ExitStack() as stack:
         if is_zram:
             store = stack.enter_context(ram_disk(1024 + count * megabytes * 5 // 4))
@@ -109,7 +109,7 @@ def run(count: int, megabytes: int, repeats: int, sheet: Sheet, *, is_zram: bool
                 bed.cluster.host_run(host, ["mount", "--bind", f"{STORE}/{host}", f"/root/{INTO}"], check=True)
         for repeat in range(repeats):
             before = sent_bytes(bed)
-            for what, cost in measure(bed, bed.cluster.hosts, megabytes):
+            for what, cost in measure(bed, bed.cluster.hosts, megabytes, peers):
                 before, sent = sent_bytes(bed), sent_bytes(bed) - before
                 sheet.add(
                     hosts=count,
@@ -156,15 +156,18 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--hosts", default="64,256", metavar="N,…")
     options.add_argument("--megabytes", type=int, default=USUAL_MB, metavar="N")
+    options.add_argument("--peers", default=",".join(PEERS), metavar="NAME,…", help="only these of the peers")
     options.add_argument("--zram", action="store_true", help="the copies are on a disk in compressed memory")
     options.add_argument("--repeat", type=int, default=3, metavar="N")
     options.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
     given = options.parse_args()
+    peers = [name for name in PEERS if name in given.peers.split(",")]
     name = "files" if given.megabytes == USUAL_MB else f"files-{given.megabytes}"
     with Sheet(given.results, name, COLUMNS) as sheet:
         for count in map(int, given.hosts.split(",")):
-            run(count, given.megabytes, given.repeat, sheet, is_zram=given.zram)
-    size = f"--hosts {given.hosts} --megabytes {given.megabytes}{' --zram' * given.zram}"
+            run(count, given.megabytes, given.repeat, sheet, peers=peers, is_zram=given.zram)
+    chosen = "" if len(peers) == len(PEERS) else f" --peers {','.join(peers)}"
+    size = f"--hosts {given.hosts} --megabytes {given.megabytes}{chosen}{' --zram' * given.zram}"
     disk = " The copies are on a compressed disk in memory, faster than a real one." * given.zram
     write_page(
         sheet,
