@@ -11,6 +11,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+RETRY_S = 1.0
+
 
 def get_within(items: queue.SimpleQueue[T], timeout_s: float) -> T:
     """Return the next item; call it from one thread only. Raises queue.Empty: none came within `timeout_s`.
@@ -46,8 +48,11 @@ def run_within(
 
 
 def in_background(call: Callable[[], object], name: str) -> None:
-    """Run `call` in a thread of this name, and return at once. `Thread.start` waits until the thread runs: with
-    hundreds of busy connections that took half a second."""
+    """Run `call` in a thread of this name, and return at once: the thread may start later, in the order of the calls.
+
+    `Thread.start` waits until the thread runs: with hundreds of busy connections that took half a second. Where no
+    thread can be started, it is tried again.
+    """
     _background().put((call, name))
 
 
@@ -57,8 +62,15 @@ def _background() -> queue.SimpleQueue[tuple[Callable[[], object], str]]:
 
     def start_all() -> None:
         while True:
-            call, name = calls.get()
-            threading.Thread(target=call, name=name, daemon=True).start()
+            _start(*calls.get())
 
     threading.Thread(target=start_all, name="background", daemon=True).start()
     return calls
+
+
+def _start(call: Callable[[], object], name: str) -> None:
+    while True:
+        try:
+            return threading.Thread(target=call, name=name, daemon=True).start()
+        except RuntimeError:  # this user may have no more threads at present
+            time.sleep(RETRY_S)

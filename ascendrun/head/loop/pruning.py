@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import threading
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -30,6 +29,7 @@ from ascendrun.head.state import job_files
 from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.state_dir import tree_file
 from ascendrun.head.state.store import Store
+from ascendrun.head.waiting import in_background
 from ascendrun.node.files import write_json
 from ascendrun.node.layout import make_run
 from ascendrun.text import Text
@@ -81,7 +81,7 @@ class PruneOperation(HostOperation):
         return self._is_head_done and not self.waiting
 
     def start(self) -> None:
-        threading.Thread(target=self._prune_head, daemon=True, name="prune").start()
+        in_background(self._prune_head, "prune")
         super().start()
 
     # This machine
@@ -282,9 +282,8 @@ class RemoveOperation(HostOperation):
             self._finish(messages.PruneReply(None, refused=Failure("not-removed", what)))
             return
         self._store.jobs.remove(self._request.jobs)
-        thread = threading.Thread(target=self._remove_files, daemon=True, name="remove")
         # No transfer begins without the job, and none makes directories.
-        self._outputs.cancel(self._request.jobs, thread.start)
+        self._outputs.cancel(self._request.jobs, partial(in_background, self._remove_files, "remove"))
 
     def _remove_files(self) -> None:
         """Run in a thread of its own: large directories take long."""

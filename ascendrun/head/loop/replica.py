@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -22,6 +21,7 @@ from ascendrun.head.spool.standby_copy import differing, files_of, list_groups
 from ascendrun.head.ssh.host_keys import OWN_FILE
 from ascendrun.head.state.store import Store
 from ascendrun.head.state.store_file import HEAD_FILE, stamp_of
+from ascendrun.head.waiting import in_background
 from ascendrun.text import Text
 
 ACKNOWLEDGED_S = 5.0
@@ -268,7 +268,7 @@ class Replica:
 
 
 def _in_thread(call: Callable[..., None], *values: object) -> None:
-    threading.Thread(target=call, args=values, name="standby", daemon=True).start()
+    in_background(partial(call, *values), "standby")
 
 
 def _wanted_trees(store: Store) -> set[str]:

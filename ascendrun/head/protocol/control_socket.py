@@ -16,6 +16,7 @@ from typing import Any, Callable, TypeVar, Union
 from ascendrun.core import errors
 from ascendrun.head.protocol.messages import OTHER_VERSION_HINT, Message, R, Request
 from ascendrun.head.protocol.release import own_release
+from ascendrun.head.waiting import in_background
 from ascendrun.node import wire
 from ascendrun.node.files import write_all
 from ascendrun.text import Text
@@ -173,7 +174,7 @@ class _Outgoing:
             rest = self._send_now(frame)
             if rest:
                 self._waiting.append(rest)
-                threading.Thread(target=self._send_rest, name="control-answer", daemon=True).start()
+                in_background(self._send_rest, "control-answer")
 
     def _send_now(self, frame: bytes) -> bytes:
         """Return the bytes that the socket does not accept immediately; b"" also if the client has left."""

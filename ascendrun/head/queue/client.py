@@ -21,6 +21,7 @@ from ascendrun.core.machines import QueueDrain, merge_drains
 from ascendrun.head.protocol.control_socket import ControlClient, uid_of
 from ascendrun.head.queue.entries import JOBS, Entry, entry_of
 from ascendrun.head.queue.messages import QUEUE_NAME, Answer, Contend, Decided
+from ascendrun.head.waiting import in_background
 from ascendrun.text import Text
 
 POLL_S, IDLE_S = 1.0, 5.0
@@ -79,7 +80,7 @@ class SharedQueue:
         self._heard_mono = time.monotonic()
         self._problem: Text | str = NO_ANSWER
         self._wake, self._is_closed = threading.Event(), False
-        self._thread: threading.Thread | None = None
+        self._is_talking = False
 
     @property
     def is_open(self) -> bool:
@@ -129,9 +130,9 @@ class SharedQueue:
     def _report(self, entries: tuple[Entry, ...]) -> None:
         if entries and not self.is_open:
             self._heard_mono = time.monotonic()  # it had nothing to report
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._talk, name="shared-queue", daemon=True)
-            self._thread.start()
+        if not self._is_talking:
+            self._is_talking = True
+            in_background(self._talk, "shared-queue")
         if entries != self._entries:
             self._entries = entries
             self._wake.set()

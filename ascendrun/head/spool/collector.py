@@ -11,11 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ascendrun.core.retention import Retention, kind_of
 from ascendrun.head.state.state_dir import open_to_append
+from ascendrun.head.waiting import in_background
 from ascendrun.node.layout import PULLED_FILE
 from ascendrun.node.records import EVENTS, parse_events
 
@@ -199,7 +201,7 @@ class LogPruner:
         self._due_mono = now + PRUNE_EVERY_S
         with_more = [(host, spool) for host, spool in spools if spool.has_closed_logs()]
         if with_more:
-            threading.Thread(target=self._work, args=(with_more,), daemon=True, name="prune").start()
+            in_background(partial(self._work, with_more), "prune")
 
     def _work(self, spools: list[tuple[str, NodeSpool]]) -> None:
         if not self._working.acquire(blocking=False):
@@ -251,7 +253,7 @@ class PullLimits:
         self._due_mono = now + LOOK_S
         if now >= self._walk_mono:
             self._walk_mono = float("inf")
-            threading.Thread(target=self._walk, name="disk-use", daemon=True).start()
+            in_background(self._walk, "disk-use")
         if self._used_bytes >= self._retention.pull_job_bytes:
             self.pause = Pause.JOB
         else:

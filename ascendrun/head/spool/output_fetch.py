@@ -41,6 +41,7 @@ from ascendrun.head.spool.transfer import (
     send_one,
 )  # fmt: skip
 from ascendrun.head.state.job_files import outputs_dir, read_waiting, waiting_file, waiting_jobs
+from ascendrun.head.waiting import in_background
 from ascendrun.node.files import write_json
 from ascendrun.text import Text
 
@@ -263,7 +264,7 @@ class OutputFetcher:
         elif not one.is_running:
             one.is_running = True
             lock = self._one_each[dialled(one.host)]
-            threading.Thread(target=self._run, args=(one, lock), daemon=True, name="outputs").start()
+            in_background(partial(self._run, one, lock), "outputs")
 
     def _run(self, one: _Transfer, lock: threading.Lock) -> None:
         """Run the transfer, in a thread of its own: it waits for the node and for the disk."""

@@ -1,10 +1,17 @@
-"""Waiting for what other threads put into a queue."""
+"""Waiting for what other threads put into a queue, and threads that start in the background."""
 
 import queue
 import threading
+import weakref
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
-from ascendrun.head.waiting import get_within
+import pytest
+
+from ascendrun.head import waiting
+from ascendrun.head.waiting import get_within, in_background
+from tests.lib.vcluster.processes import await_that
 
 ROUNDS = 20_000
 
@@ -33,3 +40,36 @@ def test_an_item_of_another_thread_ends_the_wait_and_none_is_lost() -> None:
     thread.join()
     with suppress(queue.Empty):
         raise AssertionError(get_within(items, 0.0))
+
+
+def test_a_call_in_the_background_is_kept_no_longer_than_it_runs() -> None:
+    class Owner:
+        def work(self) -> None:
+            names.put(threading.current_thread().name)
+
+    names: queue.SimpleQueue[str] = queue.SimpleQueue()
+    owner = Owner()
+    is_there = weakref.ref(owner)
+    in_background(owner.work, "owner's work")
+    del owner
+    assert get_within(names, 60.0) == "owner's work"
+    await_that(lambda: is_there() is None, deadline_s=20.0)
+
+
+def test_a_thread_that_cannot_be_started_is_started_later_and_those_after_it_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "first" and refused.acquire(blocking=False):
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    real: Any = threading.Thread.start
+    refused = threading.Semaphore(2)
+    ran: queue.SimpleQueue[str] = queue.SimpleQueue()
+    monkeypatch.setattr(waiting, "RETRY_S", 0.001)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for name in ("first", "second"):
+        in_background(partial(ran.put, name), name)
+    assert {get_within(ran, 60.0), get_within(ran, 60.0)} == {"first", "second"}
+    assert not refused.acquire(blocking=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from ascendrun.core.jobs.roles import parts_of
 from ascendrun.core.jobs.schedule import check_dependency
 from ascendrun.head.agents.connections import post_later
 from ascendrun.head.loop.steps import JobSteps
+from ascendrun.head.waiting import in_background
 from ascendrun.node.layout import make_run, split_tag
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Allocations:
         """Look for the allocations of this head, and connect to their hosts, which tell of the jobs in them."""
         if not self._is_searching:
             self._is_searching = True
-            threading.Thread(target=self._search, name="engine-search", daemon=True).start()
+            in_background(self._search, "engine-search")
 
     def of_lost(self, run: str) -> tuple[str, Sequence[Host]] | None:
         """Return the allocation of a run of which the records are lost: its key and hosts; None: not found yet."""
@@ -129,7 +129,7 @@ class Allocations:
             if work.keys and is_due and engine not in self._busy:
                 self._busy.add(engine)
                 self._last[engine] = work
-                threading.Thread(target=self._query, args=(engine, work), name=f"engine-{engine}", daemon=True).start()
+                in_background(partial(self._query, engine, work), f"engine-{engine}")
 
     def _advance(self, runner: JobRunner) -> None:
         """Note that an allocation is to be requested, or that it ends soon."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -20,6 +19,7 @@ from ascendrun.head.loop.machine.machines import Machines
 from ascendrun.head.loop.machine.power_agent import IS_OFF, IS_ON, find_status, switch_off, watch_agent
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol.remote import Reply, boot_s
+from ascendrun.head.waiting import in_background
 from ascendrun.node.layout import make_run
 from ascendrun.node.procs import boot_id
 from ascendrun.text import Text
@@ -139,7 +139,7 @@ class PowerSwitch:
             unset = (None, Text("power.unset", "the settings have no block `power`"))
             self._links.post(partial(take, tags, *(unset if power is None else work(power, host))))
 
-        threading.Thread(target=call, name=f"power-{host.name}", daemon=True).start()
+        in_background(call, f"power-{host.name}")
 
     def _take(
         self, key: tuple[str, str], is_switched: bool, tags: Mapping[str, str], code: int | None, why: Text

@@ -1,6 +1,5 @@
 """The plan of a training is judged with the facts of each start: the first, a retry, a restart on another host."""
 
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +16,10 @@ from ascendrun.core.jobs.plan import PROGRAMS_TREE, Tree
 from ascendrun.core.jobs.restart import Failure, Kind, RestartPolicy
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.state.job_files import read_plan
-from ascendrun.head.waiting import in_background
 from ascendrun.node.agent import training_files
+from tests.lib.background import join_threads
 from tests.lib.plan_world import POINTS
 from tests.lib.small_world import N1, N2, Node, World
-from tests.lib.web_service import DEADLINE_S
 
 TREES = (Tree(PROGRAMS_TREE, "a" * 64, 1, 1),)
 
@@ -67,12 +65,7 @@ class Data:
         """Let the job go on until nothing moves: the plan is made in a thread."""
         for _ in range(6):
             self.world.turn()
-            are_started = threading.Event()
-            in_background(are_started.set, "after those before it")
-            assert are_started.wait(DEADLINE_S)
-            for thread in threading.enumerate():
-                if thread.name == "training-plan":
-                    thread.join()
+            join_threads("training-plan")
 
 
 class Reader(Node):

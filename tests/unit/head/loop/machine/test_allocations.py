@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from typing import Any, Callable
 
@@ -13,6 +12,7 @@ from ascendrun.core.jobfile.model import JobSpec
 from ascendrun.core.jobs.job import Job, State
 from ascendrun.core.jobs.reasons import because
 from ascendrun.head.loop.machine import allocations
+from tests.lib.background import join_threads
 from tests.lib.small_world import World
 
 JOBS = 100
@@ -54,9 +54,7 @@ def queue(world: World) -> Queue:
 def turn(world: World, queue: Queue) -> None:
     """The queries of one turn have been answered at its end."""
     world.turn()
-    for thread in threading.enumerate():
-        if thread.name.startswith("engine-"):
-            thread.join(60)
+    join_threads("engine-")
     while queue.answers:
         queue.answers.popleft()()
     world.jobs.steps.work_off()

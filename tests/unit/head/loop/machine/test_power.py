@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from ascendrun.core.power_settings import PowerAgent
 from ascendrun.node.layout import make_run
 from ascendrun.node.procs import boot_id
 from ascendrun.text import Text
+from tests.lib.background import join_threads
 from tests.lib.small_world import N1, World
 
 N2, N3 = Host("n2", bmc="n2-bmc"), Host("n3", bmc="n3-bmc")
@@ -78,9 +78,7 @@ class Powered:
     def turn(self) -> None:
         for _ in range(3):
             self.world.turn()
-            for thread in threading.enumerate():
-                if thread.name.startswith("power-"):
-                    thread.join()
+            join_threads("power-")
         self.world.turn()
 
 
