@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import field
+from math import isfinite
 from typing import Any
 
 from ascendrun.core.dataclass import dataclass
@@ -64,7 +64,7 @@ class MetricsLine:
     @property
     def diverged(self) -> bool:
         """Whether the program wrote a loss or a gradient norm that is not finite."""
-        return any(value is not None and not math.isfinite(value) for value in (self.loss, self.grad_norm))
+        return any(value is not None and not isfinite(value) for value in (self.loss, self.grad_norm))
 
 
 _SCORES = ("eval_", "final_")
@@ -82,9 +82,12 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 }
 """Names of a number in a file, the first found counts: the current name, that of older programs, Hugging Face's. Other
 numbers have one name."""
+_NAME_OF = {written: name for name in (*_NUMBERS, *_WHOLE) for written in _NAMES.get(name, (name,))}
+_EARLIER = {written: names[:at] for names in _NAMES.values() for at, written in enumerate(names) if at}
+"""The names that count in place of one, if a line has them."""
 ROW_NAMES = frozenset(_NAMES.get(name, (name,))[0] for name in (*_NUMBERS, *_WHOLE))
 """Names of docs/metrics.md. Any other name of a number in a row is the program's own."""
-_READ = frozenset((*_NUMBERS, *_WHOLE, "event", "path", "phase", "steps")).union(*_NAMES.values())
+_READ = frozenset((*_NUMBERS, *_WHOLE, "event", "path", "phase", "steps", *_NAME_OF))
 _NEVER_NEGATIVE = frozenset(_NUMBERS + _WHOLE) - {"loss", "lr", "epoch"}
 
 
@@ -120,31 +123,37 @@ def seconds_left(step: Any, total_steps: Any, step_s: Any) -> float | None:
     if not all(isinstance(one, (int, float)) for one in (step, total_steps, step_s)) or total_steps <= step:
         return None
     left_s = float((total_steps - step) * step_s)
-    return left_s if math.isfinite(left_s) else None
+    return left_s if isfinite(left_s) else None
 
 
 def read_values(values: Mapping[str, Any]) -> MetricsLine:
     """Return the values of a parsed object. A value of the wrong type counts as missing."""
     found: dict[str, Any] = {}
-    for name in _NUMBERS:
-        written = next((each for each in _NAMES.get(name, (name,)) if each in values), None)
-        if written is not None:
-            found[name] = _number(name, values[written])
+    evals: dict[str, float] = {}
+    own: dict[str, float] = {}
+    for written, value in values.items():
+        name = _NAME_OF.get(written)
+        if name is not None:
+            earlier = _EARLIER.get(written)
+            if earlier is None or not any(map(values.__contains__, earlier)):
+                found[name] = _number(name, value)
+        elif written not in _READ:
+            number = _number(written, value)
+            if number is not None:
+                (evals if written.startswith(_SCORES) else own)[written] = number
     for name in _WHOLE:
-        number = _number(name, values.get(name))
-        if number is not None and number == int(number):
-            found[name] = int(number)
+        number = found.get(name)
+        if number is not None:
+            found[name] = int(number) if number.is_integer() else None
     found["event"], found["path"] = _event(values)
     if found["event"] == "phase" and isinstance(values.get("phase"), str):
         found["phase"], found["begins"] = values["phase"], values.get("state") == "begin"
     if found.get("total_steps") is None and "steps" in values:  # its name in older programs
         number = _number("total_steps", values["steps"])
         found["total_steps"] = None if number is None else int(number)
-    evals = {name: _number(name, value) for name, value in values.items() if name.startswith(_SCORES)}
-    found["evals"] = {name: value for name, value in evals.items() if value is not None}
+    found["evals"] = evals
     if found["event"] is None and found.get("step") is not None:
-        own = {name: _number(name, value) for name, value in values.items() if name not in _READ and name not in evals}
-        found["own"] = {name: value for name, value in own.items() if value is not None}
+        found["own"] = own
     return MetricsLine(**found)
 
 
@@ -170,7 +179,7 @@ def _number(name: str, value: Any) -> float | None:
         number = float(value)
     except OverflowError:
         return None
-    if not math.isfinite(number):
+    if not isfinite(number):
         return number if name in _MAY_DIVERGE else None
     return None if number < 0 and name in _NEVER_NEGATIVE else number
 

@@ -86,7 +86,7 @@ class JobReader:
 
         if self.world is None and base.age_s <= WORLD_S and job.rank_count > 1:
             self.world = read_world_size(self._dir)
-        for rank, lines in self._tail.new_lines().items():
+        for rank, lines in self._tail.new_lines():
             self._reported[rank] = self._reported.get(rank, 0) + len(lines)
             for line in lines:
                 self._note(rank, line)

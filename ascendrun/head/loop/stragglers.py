@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ascendrun.health.stragglers.detect import Straggler
 
 CHECK_EVERY_S = 60.0
-RESTS = 30.0
-"""The pause after a search, in CPU times of the search: thousands of ranks cost 3 % of a core."""
+RESTS = 60.0
+"""The pause after a search, in CPU times of the search: thousands of ranks cost 2 % of a core."""
 SEARCH_S = 300.0
 """Seconds for a search, which takes a few."""
 GONE_AFTER = 2

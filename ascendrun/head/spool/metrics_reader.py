@@ -145,17 +145,16 @@ class MetricsTail:
         self._ranks = ranks
         self._read: dict[Path, int] = {}
 
-    def new_lines(self) -> Mapping[int, tuple[MetricsLine, ...]]:
-        """Return the complete lines since the last call, by rank; ranks without any are missing.
+    def new_lines(self) -> Iterator[tuple[int, tuple[MetricsLine, ...]]]:
+        """Yield (rank, complete lines since the last call); ranks without any are missing. One rank at a time: the
+        lines of thousands would take a hundred times their bytes.
 
         Of a rank that wrote more than TAIL_BYTES meanwhile (or before the first call) only the newest are returned.
         """
-        found: dict[int, tuple[MetricsLine, ...]] = {}
         for rank, paths in find_metrics(self._attempt_dir, ranks=self._ranks).items():
-            lines = [line for path in paths for line in self._new_of(path)]
+            lines = tuple(line for path in paths for line in self._new_of(path))
             if lines:
-                found[rank] = tuple(lines)
-        return found
+                yield rank, lines
 
     def _new_of(self, path: Path) -> list[MetricsLine]:
         begin, size = self._read.get(path, 0), size_of(path)

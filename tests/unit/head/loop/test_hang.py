@@ -216,6 +216,7 @@ def test_the_losses_of_many_steps_take_little_memory_and_the_newest_are_compared
     tracemalloc.start()
     try:
         attempt.look()
+        _, peak = tracemalloc.get_traced_memory()
         traces = tracemalloc.take_snapshot()
     finally:
         tracemalloc.stop()
@@ -223,6 +224,7 @@ def test_the_losses_of_many_steps_take_little_memory_and_the_newest_are_compared
     own = traces.filter_traces(  # threads of other tests of this process may allocate meanwhile
         [tracemalloc.Filter(True, f"*/{name}.py") for name in ("hang", "metrics", "metrics_reader", "decoder")]
     )
+    assert peak < 20e6, "the lines of one rank at a time"
     assert 100 * 64 * 16 < sum(one.size for one in own.statistics("filename")) < 100 * 4000
 
 

@@ -81,21 +81,21 @@ def test_a_thinned_reading_keeps_what_cannot_be_guessed(tmp_path: Path) -> None:
 
 def test_a_growing_file_gives_every_whole_line_once(tmp_path: Path) -> None:
     tail = MetricsTail(tmp_path)
-    assert tail.new_lines() == {}
+    assert dict(tail.new_lines()) == {}
     write(tmp_path, "a", 0, '{"step": 1}\n{"st')
-    assert [line.step for line in tail.new_lines()[0]] == [1]
-    assert tail.new_lines() == {}
+    assert [line.step for line in dict(tail.new_lines())[0]] == [1]
+    assert dict(tail.new_lines()) == {}
     write(tmp_path, "a", 0, 'ep": 2}\n')
     write(tmp_path, "b", 1, steps(1, 2))
-    assert {rank: [line.step for line in lines] for rank, lines in tail.new_lines().items()} == {0: [2], 1: [1, 2]}
+    assert {rank: [line.step for line in lines] for rank, lines in tail.new_lines()} == {0: [2], 1: [1, 2]}
     write(tmp_path, "a", 0, '{"step": 3}\n', generation=1)
-    assert {rank: [line.step for line in lines] for rank, lines in tail.new_lines().items()} == {0: [3]}
+    assert {rank: [line.step for line in lines] for rank, lines in tail.new_lines()} == {0: [3]}
 
 
 def test_who_looks_rarely_gets_the_newest_lines_only(tmp_path: Path) -> None:
     tail = MetricsTail(tmp_path)
     write(tmp_path, "a", 0, steps(1, 60_000))
-    first = [line.step for line in tail.new_lines()[0]]
+    first = [line.step for line in dict(tail.new_lines())[0]]
     assert first[-1] == 60_000 and len(first) < TAIL_BYTES / len('{"step": 60000}')
     assert first == list(range(60_000 - len(first) + 1, 60_001))
 
@@ -103,9 +103,9 @@ def test_who_looks_rarely_gets_the_newest_lines_only(tmp_path: Path) -> None:
 def test_a_line_that_never_ends_stops_nobody(tmp_path: Path) -> None:
     tail = MetricsTail(tmp_path)
     write(tmp_path, "a", 0, '{"pad": "' + "x" * (2 * TAIL_BYTES))
-    assert tail.new_lines() == {}
+    assert dict(tail.new_lines()) == {}
     write(tmp_path, "a", 0, '"}\n{"step": 9}\n')
-    assert [line.step for line in tail.new_lines()[0]] == [9]
+    assert [line.step for line in dict(tail.new_lines())[0]] == [9]
 
 
 def test_the_mark_of_the_end_does_not_hide_the_last_step(tmp_path: Path) -> None:
