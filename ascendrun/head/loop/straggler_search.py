@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from ascendrun.core.errors import AscendrunError
@@ -22,6 +23,7 @@ from ascendrun.head.state.sample_store import SampleStore
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.health.samples.step_times import make_step_times
 from ascendrun.health.stragglers.detect import Straggler, find_stragglers
+from ascendrun.node.files import write_all
 
 SAMPLES_S = 600.0
 READ_BYTES = 16 * 1024 * 1024
@@ -72,7 +74,8 @@ def main() -> None:
     os.nice(10)
     state_dir, jobs = Path(sys.argv[1]), pickle.load(sys.stdin.buffer)
     found = {job.id: read_stragglers(state_dir, job, now_s=time.time()) for job in jobs}
-    sys.stdout.buffer.write(pickle.dumps((found, time.process_time())))
+    with suppress(BrokenPipeError):  # the controller has ended meanwhile
+        write_all(sys.stdout.fileno(), pickle.dumps((found, time.process_time())))
 
 
 if __name__ == "__main__":
