@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -66,6 +67,9 @@ def _background() -> queue.SimpleQueue[tuple[Callable[[], object], str]]:
 
     threading.Thread(target=start_all, name="background", daemon=True).start()
     return calls
+
+
+os.register_at_fork(after_in_child=_background.cache_clear)  # a child does not have that thread
 
 
 def _start(call: Callable[[], object], name: str) -> None:

@@ -1,5 +1,6 @@
 """Waiting for what other threads put into a queue, and threads that start in the background."""
 
+import os
 import queue
 import threading
 import weakref
@@ -73,3 +74,22 @@ def test_a_thread_that_cannot_be_started_is_started_later_and_those_after_it_too
         in_background(partial(ran.put, name), name)
     assert {get_within(ran, 60.0), get_within(ran, 60.0)} == {"first", "second"}
     assert not refused.acquire(blocking=False)
+
+
+def test_a_child_after_a_fork_has_a_background_too() -> None:
+    def run_one() -> bool:
+        ran: queue.SimpleQueue[int] = queue.SimpleQueue()
+        in_background(partial(ran.put, 1), "one")
+        with suppress(queue.Empty):
+            return get_within(ran, 20.0) == 1
+        return False
+
+    assert run_one()
+    child = os.fork()
+    if child == 0:
+        has_run = False
+        try:
+            has_run = run_one()
+        finally:
+            os._exit(0 if has_run else 1)  # else the child would run the tests that follow
+    assert os.waitpid(child, 0)[1] == 0
