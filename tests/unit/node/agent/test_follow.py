@@ -3,16 +3,20 @@
 import contextlib
 import errno
 import os
+import queue
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ascendrun.head.waiting import get_within
 from ascendrun.node import layout
-from ascendrun.node.agent.follow import Follow
+from ascendrun.node.agent import follow as follow_module
+from ascendrun.node.agent.follow import FIRST_POLL_S, FIRST_S, POLL_S, Follow, Follower
 
 TAG = "job.1"
 NOBODY = 65534
@@ -109,3 +113,31 @@ def test_the_first_output_of_a_file_waits_for_no_batch_and_more_of_it_does(root:
     assert len(said) == 2
     follow.poll(2.0)
     assert said[2:] == [b", more"]
+
+
+def test_files_are_polled_often_until_an_attempt_has_output_and_for_a_limited_time(root: Path) -> None:
+    follow = Follow(str(root), TAG, {}, lambda header, body: None, {})
+    now_s = time.monotonic()
+    assert follow.poll_s(now_s) == FIRST_POLL_S < POLL_S
+    assert follow.poll_s(now_s + FIRST_S) == POLL_S
+    folder = Path(layout.attempt_dir(str(root), TAG))
+    (folder / "events.0").write_bytes(b"an event\n")
+    follow.poll(now_s)
+    assert follow.poll_s(now_s) == FIRST_POLL_S, "an event is not output"
+    (folder / "rank-0.out.0").write_bytes(b"first\n")
+    follow.poll(now_s)
+    assert follow.poll_s(now_s) == POLL_S
+
+
+def test_the_first_line_is_sent_before_the_usual_poll(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow_module, "POLL_S", 3600.0)
+    monkeypatch.setattr(follow_module, "FIRST_S", 3600.0)
+    folder = Path(layout.attempt_dir(str(root), TAG))
+    (folder / "events.0").write_bytes(b"an event\n")
+    sent: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    follower = Follower(str(root), send=lambda header, body: sent.put(body), note_lost=lambda tag: None)
+    follower.follow(TAG, {}, {})
+    assert get_within(sent, 60.0) == b"an event\n"
+    (folder / "rank-0.out.0").write_bytes(b"first\n")  # behind the first poll
+    assert get_within(sent, 60.0) == b"first\n"
+    follower.unfollow(TAG)
