@@ -7,15 +7,19 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Callable, Generic, TypeVar
 
 from ascendrun.core.errors import AscendrunError
+from ascendrun.head.waiting import in_background
 
 LOOK_S = 2.0
 """Interval at which the settings files are checked for changes."""
+STALE_S = 10.0
+"""Age of the last check from which a caller waits for the next one: the settings that it has may be hours old."""
 PATIENCE_S = 0.3
-"""Seconds that the caller of a check waits for it: files on a working disk are read by then."""
+"""Seconds that such a caller waits: files on a working disk are read by then."""
 FIRST_PATIENCE_S = 10.0
 """The same for the first check: nothing is known before it."""
 
@@ -38,17 +42,20 @@ class SettingsWatch(Generic[S]):
         self._settings: S | None = None
         self._seen: tuple[object, ...] = ()
         self._is_looking = self._has_looked = False
-        self._due_mono = float("-inf")
+        self._looked_mono = float("-inf")
 
     def get(self) -> S | None:
-        """Return the settings, None: there are none. While the files cannot be read: the last settings."""
+        """Return the settings, None: there are none. While the files are checked, or cannot be read: the last
+        settings."""
         with self._lock:
-            is_due = not self._is_looking and time.monotonic() >= self._due_mono
+            age_s = time.monotonic() - self._looked_mono
+            is_due = not self._is_looking and age_s >= LOOK_S
             self._is_looking = self._is_looking or is_due
         if is_due:
             done = threading.Event()
-            threading.Thread(target=self._refresh_settings, args=(done,), name="settings", daemon=True).start()
-            done.wait(PATIENCE_S if self._has_looked else FIRST_PATIENCE_S)
+            in_background(partial(self._refresh_settings, done), "settings")
+            if age_s >= STALE_S:
+                done.wait(PATIENCE_S if self._has_looked else FIRST_PATIENCE_S)
             self._has_looked = True
         return self._settings
 
@@ -63,7 +70,7 @@ class SettingsWatch(Generic[S]):
         finally:
             with self._lock:
                 self._is_looking = False
-                self._due_mono = time.monotonic() + LOOK_S
+                self._looked_mono = time.monotonic()
             done.set()
 
     def _reread(self) -> S | None:
