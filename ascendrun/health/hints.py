@@ -106,7 +106,7 @@ def fixes_of(found: Classified, lang: str, *, of_domain: bool = True) -> list[st
     exact = first_text([*fixes, *[f"{domain}.{found.phase}"] * of_domain], lang)
     is_alone = of_domain and not exact
     wide = [f"{domain}.{found.scope}"] * (is_alone or found.scope in ("host", "group")) + [domain] * is_alone
-    return exact + first_text(wide, lang)
+    return exact + first_text(wide, lang) + first_text(["cut"] * bool(found.given.get("CUT")), lang)
 
 
 def limit_of(found: Classified, lang: str) -> list[str]:

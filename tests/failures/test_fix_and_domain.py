@@ -19,8 +19,8 @@ from ascendrun.text import translations
 
 FOLDER = Path(__file__).parents[2] / "ascendrun/ascend/vocabularies"
 KEY = "diagnosis.fix."
-ANYWHERE = {"path", "peers", "elsewhere"}
-"""What to check in any domain: a path that is not there, whom ranks waited for, an error in other output."""
+ANYWHERE = {"path", "peers", "elsewhere", "cut"}
+"""What to check in any domain: a path that is not there, whom ranks waited for, an error in other output, a cut one."""
 MEASURED = {
     **{f"differs.{name}": {"collectives"} for name in [*read_table("hints")["fields"], "elements"]},
     "crowd": {"device-memory"},

@@ -16,6 +16,7 @@ from ascendrun.ascend.compatibility import misfits_in
 from ascendrun.ascend.signatures import signature_of
 from ascendrun.ascend.vocabularies import Value, alike, deepest, is_error_line, says, value_of, value_of_row, wording
 from ascendrun.core.records import flattened
+from ascendrun.health.cut_frames import calls_in, module_of
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.candidates import is_timely
 from ascendrun.health.diagnosis.evidence import Evidence, surely_before
@@ -46,6 +47,7 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
     is_vague = not told or (row is not None and row.role != "cause" and told[0].domain != "silent")
     if is_vague or vocabularies.is_open(winner.code):
         told += _said_by(winner, first)
+        told += [value for one in first if one.chain is None for value in calls_in(one.frames)]
     printed = [text for one in first for text in (*one.said, *(line.text for line in one.details))]
     whole = "\n".join((*(proof.line for proof in winner.proofs), *printed, str(found.values.get("message", ""))))
     told += (value for read in vocabularies.GIVE_THE_FIX for value in read(whole))
@@ -174,19 +176,11 @@ def _libraries_of(one: RankTimeline) -> Iterator[Value]:
     program's own, the deepest first."""
     leading = () if one.chain is None else one.chain.leading
     for raised in (raised for raised in leading if vocabularies.class_of(raised.type).depth > -2):
-        modules = (raised.type.rpartition(".")[0], *map(_module_of, raised.below))
+        modules = (raised.type.rpartition(".")[0], *map(module_of, raised.below))
         found = [one for one in map(vocabularies.value_of_package, modules) if one is not None]
         if raised.below and raised.raised_in[1] == "<module>":
             found.append(Value("packages", "import", "environment", depth=2))
         yield from found[:1]
-
-
-def _module_of(file: str) -> str:
-    """Return the dotted name of a library's module by its file, such as "h5py._hl.files"."""
-    name = file.rpartition("-packages/")[2].rpartition("<frozen ")[2].strip("<>")
-    _, is_standard, rest = name.rpartition("lib/python3")
-    name = rest.partition("/")[2] if is_standard else name
-    return name.rpartition(".")[0].replace("/", ".") if "." in name else name
 
 
 def _is_of_a_service(text: str) -> bool:

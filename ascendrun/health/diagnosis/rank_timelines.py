@@ -15,7 +15,7 @@ from ascendrun.health.diagnosis.lines import rank_lines
 from ascendrun.health.diagnosis.lines.exits import exit_indicator
 from ascendrun.health.diagnosis.lines.fatal import MESSAGE_LINES, Fatal, Mark
 from ascendrun.health.diagnosis.lines.rank_lines import PeerLine, RankLines, is_specific, peer_lines_of
-from ascendrun.health.diagnosis.lines.tracebacks import TORN_LINES, Chain, Raised, unfold, without_colours
+from ascendrun.health.diagnosis.lines.tracebacks import TORN_LINES, Chain, split_prefix, unfold, without_colours
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,6 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
     waits = [message for message in messages if message.wait is not None]
     own = choose_own(indicators, waited=bool(waits))
     suffered = waits[0] if waits else None
-    raised = () if fatal.chain is None else fatal.chain.leading
     return RankTimeline(
         rank=rank,
         own=own,
@@ -76,7 +75,7 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
         waited_at=None if suffered is None else moment(evidence, rank.host, suffered.line.at_s),
         survived=fatal.survived(),
         said=tuple(text for index in _report(fatal, own) if not says(text := fatal.lines[index].text, "usual-causes")),
-        frames="\n".join(fatal.lines[index].text for one in raised for index in _frames(fatal, one)),
+        frames="\n".join(_frames(fatal)),
         plog=tuple(plog),
         details=tuple(_details(fatal)),
         is_torn=bool(fatal.torn) or _may_lack_others(fatal),
@@ -84,10 +83,16 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
     )
 
 
-def _frames(fatal: Fatal, raised: Raised) -> range:
-    """Return the lines of its frames: without a head those shortly before it."""
-    is_torn = fatal.chain is not None and fatal.chain.kind == "torn" and raised.first == raised.last
-    return range(max(0, raised.first - TORN_LINES) if is_torn else raised.first, raised.last)
+def _frames(fatal: Fatal) -> Iterator[str]:
+    """Yield the lines of its frames: without a head those shortly before it, without an exception what is there."""
+    if fatal.chain is None:
+        first = next((at for at in fatal.torn if fatal.is_terminal(at)), len(fatal.lines))
+        yield from (text for line in fatal.lines[first:] if (text := split_prefix(line.text)[2])[:1].isspace())
+        return
+    for raised in fatal.chain.leading:
+        is_torn = fatal.chain.kind == "torn" and raised.first == raised.last
+        first = max(0, raised.first - TORN_LINES) if is_torn else raised.first
+        yield from (line.text for line in fatal.lines[first : raised.last])
 
 
 def _report(fatal: Fatal, own: result.Suspect | None) -> Iterator[int]:

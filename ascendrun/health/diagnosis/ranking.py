@@ -9,6 +9,7 @@ from dataclasses import replace
 from ascendrun.ascend.peer_messages import LOST
 from ascendrun.ascend.signatures import signature_of
 from ascendrun.ascend.vocabularies import alike, cann_detail, class_of, is_open, phase_of, says, wording
+from ascendrun.health.cut_frames import cut_in
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.candidates import candidates_of, joined, merged, strongest_symptom
 from ascendrun.health.diagnosis.classes import classified, code_value
@@ -141,6 +142,7 @@ def _given_of(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimel
     peers = peers_in(messages)
     return {
         **unlike_in(messages)[0],
+        **(cut_in(winner.ranks, timelines) if winner.code in alike("by-exit-code") else {}),
         **named_in(told, {"accelerator": evidence.device_type, "launcher": evidence.launcher}, environ),
         **packages_in(told, last, versions, where),
         **crowd_in(

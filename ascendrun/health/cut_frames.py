@@ -1,0 +1,94 @@
+"""Which call failed, by the frames of a traceback whose exception is not in the log.
+
+calls_in('  File "/x/site-packages/a/b.py", line 3, in read\\n    with open(path) as file:')    storage, of calls.toml
+cut_in({3}, ranks)    {"CUT": "fit.py:8 in fit: model.step()", "OF": "3"}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from ascendrun.ascend.vocabularies import Value, alike, class_of, says, value_of_package, vocabulary, wording
+
+MOST_CHARACTERS = 120
+_CALLED = re.compile(r"([A-Za-z_][\w.]*)\(")
+_CLASS = re.compile(r"\b(?:[a-z_]\w*\.)*[A-Z]\w*[a-z]\w*\b")
+
+
+class _Frame(NamedTuple):
+    file: str
+    line: str
+    name: str
+    code: str
+
+
+def calls_in(text: str) -> Iterator[Value]:
+    """Yield the classes that the last code of the frames raises, else the call that it makes: that of a library's
+    functions, the deepest first, up to the line of the program that called them."""
+    for at, frame in enumerate(reversed(_frames_of(text))):
+        is_of_library = says(frame.file, "library")
+        names = _CALLED.findall(frame.code) + [frame.name] * is_of_library
+        if not at and frame.code.startswith("raise "):
+            classes = (
+                name for name in _CLASS.findall(frame.code) if name.rpartition(".")[2] in vocabulary("exceptions")
+            )
+            yield from (class_of(name).as_hint for name in classes)
+        every = (part for name in names for part in (name, name.rpartition(".")[2]))
+        found = next((vocabulary("calls")[name] for name in every if name in vocabulary("calls")), None)
+        if found is not None:
+            yield found
+        package = value_of_package(module_of(frame.file)) if is_of_library and not at else None
+        if found is None and package is not None and package.domain in alike("by-what-they-do"):
+            yield package
+        if found is not None or not is_of_library:
+            return
+
+
+def module_of(file: str) -> str:
+    """Return the dotted name of a library's module by its file, such as "h5py._hl.files"."""
+    name = file.rpartition("-packages/")[2].rpartition("<frozen ")[2].strip("<>")
+    _, is_standard, rest = name.rpartition("lib/python3")
+    name = rest.partition("/")[2] if is_standard else name
+    return name.rpartition(".")[0].replace("/", ".") if "." in name else name
+
+
+class _Numbered(Protocol):
+    @property
+    def rank(self) -> int: ...
+    @property
+    def stopped(self) -> bool: ...
+
+
+class Cut(Protocol):
+    """A rank with the frames of its output. `chain`: the exception that they led to; None: it is not in the log."""
+
+    @property
+    def rank(self) -> _Numbered: ...
+    @property
+    def chain(self) -> object | None: ...
+    @property
+    def frames(self) -> str: ...
+
+
+def cut_in(first: Container[int], ranks: Iterable[Cut]) -> Mapping[str, str]:
+    """Return where the traceback of a rank ends whose exception is not in the log (CUT), and this rank (OF): one of the
+    first, else another that was not stopped; {}: none."""
+    for one in sorted(ranks, key=lambda one: one.rank.rank not in first):
+        for frame in _frames_of("" if one.chain is not None or one.rank.stopped else one.frames)[-1:]:
+            place = f"{frame.file.rpartition('/')[2]}:{frame.line}" + (f" in {frame.name}" if frame.name else "")
+            text = f"{place}{': ' if frame.code else ''}{frame.code}"
+            return {"CUT": text[:MOST_CHARACTERS], "OF": str(one.rank.rank)}
+    return {}
+
+
+def _frames_of(text: str) -> Sequence[_Frame]:
+    found: list[_Frame] = []
+    for line in text.splitlines():
+        frame = wording("frame").match(line)
+        if frame is not None:
+            found.append(_Frame(frame["file"], frame["line"], frame["name"] or "", ""))
+        elif found and not found[-1].code:
+            found[-1] = found[-1]._replace(code=line.strip())
+    return found
