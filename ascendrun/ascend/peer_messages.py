@@ -264,12 +264,13 @@ def _watchdog(found: Match[str]) -> PeerMessage:
 
 _add(
     "progress",
-    ["last enqueued"],
+    ["ast enqueued"],
     _GROUP
-    + r"last enqueued (?:NCCL |HCCL )?work: (?P<enqueued>\d+), last completed (?:NCCL |HCCL )?work: (?P<completed>\d+)",
+    + r"[Ll]ast enqueued (?:NCCL |HCCL )?work: (?P<enqueued>\d+), last completed (?:[NH]CCL )?work: (?P<completed>\d+)",
 )
 
-
+_add("timeout", ["dump signal"], r"dump signal due to a collective timeout from +this local rank", EXEC)
+_add("signalled", ["dump signal"], r"dump signal (?:due to a collective timeout )?from +(?:another )?rank", EXEC)
 _add("stuck", ["watchdog got stuck"], r"ProcessGroup\w+'s watchdog got stuck for \d+ seconds", EXEC)
 _PRINT = (
     r"CollectiveFingerPrint\((?:SequenceNumber=(?P<number%d>\d+)(?:, )?)?OpType=(?P<op%d>\w+)"

@@ -46,6 +46,45 @@ def test_all_listed_ranks_of_a_host_are_that_host() -> None:
     assert (found.ranks, found.hosts, found.scope) == ((4, 5, 6, 7), ("npu02",), "host")
 
 
+OF_WATCHDOG = "[rank{}]:[E1128 21:11:49.04 ProcessGroupNCCL.cpp:1870] [PG ID 0 PG GUID 0(default_pg) Rank {}] "
+TIMED_OUT = (
+    f"{OF_WATCHDOG}Received a dump signal due to a collective timeout from this local rank and we will try our best"
+    " to dump the debug info. Last enqueued NCCL work: 22, last completed NCCL work: 21."
+)
+
+
+@pytest.mark.parametrize(
+    "signal",
+    [
+        "Observed flight recorder dump signal from another rank via TCPStore.",
+        "Received a dump signal due to a collective timeout from  rank 1 and we will try our best to dump the debug "
+        "info. Last enqueued NCCL work: 21, last completed NCCL work: 21.",
+    ],
+)
+def test_the_rank_that_only_follows_the_timeout_of_others_was_not_there(signal: str) -> None:
+    waiting = [{"ranks": rank, "at": 2400, "exit": -6, "err": TIMED_OUT.format(rank, rank)} for rank in (1, 2)]
+    late = {"ranks": 0, "at": 2400, "exit": -6, "err": OF_WATCHDOG.format(0, 0) + signal}
+    found = explain("", ranks=3, groups=[late, *waiting])
+    assert (found.ranks, found.domain, found.confidence) == ((0,), "silent", Confidence.LIKELY)
+
+
+def test_ranks_that_all_timed_out_themselves_are_no_crash_of_a_library() -> None:
+    waiting = [{"ranks": rank, "at": 2400, "exit": -6, "err": TIMED_OUT.format(rank, rank)} for rank in range(3)]
+    found = explain("", ranks=3, groups=waiting)
+    assert (found.code, found.domain) == ("peer-lost", "silent")
+
+
+def test_many_ranks_that_follow_the_timeout_of_one_are_not_named() -> None:
+    late = [
+        {"ranks": rank, "at": 2400, "exit": -6, "err": OF_WATCHDOG.format(rank, rank) + "dump signal from another rank"}
+        for rank in range(1, 8)
+    ]
+    found = explain(
+        "", ranks=8, per_host=4, groups=[{"ranks": 0, "at": 2400, "err": TIMED_OUT.format(0, 0), "exit": -6}, *late]
+    )
+    assert not {1, 2, 3} & {*found.ranks}
+
+
 @pytest.mark.parametrize(
     "line",
     ["[INFO] waiting for ranks 4, 6", "[ERROR] ranks 4.5 did not join", "the ranks of words that did not appear: 12"],

@@ -332,9 +332,11 @@ def first_loser(edges: Edges, waits: Sequence[Edge]) -> Found | None:
 
 
 def quiet(edges: Edges, waits: Sequence[Edge]) -> Found | None:
-    """The others if only some ranks timed out, provided they are few or entire hosts. A rank with a watchdog's report
-    is none of them."""
+    """The others if only some ranks timed out, provided they are few or entire hosts: also few that ended only because
+    these did, by a signal of the watchdog. A rank with a watchdog's report is none of them."""
     ended = {one.rank.rank for one in edges.timelines if one.waited or one.has_cause or one.rank.has_failed}
+    late = {one.rank for one in edges.of("signalled")} - {one.rank for one in waits if one.message.kind != "signalled"}
+    ended -= late if _is_few(edges, late) else set()
     ranks = {*edges.by_rank} - ended - {one.rank for one in edges.of("progress")}
     hosts = {edges.by_rank[rank].rank.host for rank in ranks}
     is_whole = ranks == set(edges.ranks_on(hosts))
