@@ -26,12 +26,11 @@ from re import Pattern
 from typing import Any
 
 from ascendrun.ascend.line_shapes import SHAPES_KEPT, shape_of
-from ascendrun.ascend.vocabularies import follows, strength_of_role, value_of_row
+from ascendrun.ascend.vocabularies import alike, following, retry_follows, strength_of_role, value_of_row
 from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.text import template_of
 
 ROLES = ("cause", "symptom", "consequence", "teardown")
-BLAMES = ("self", "peer", "node", "network", "job")
 RETRIES = ("same", "exclude", "never", "unknown")
 LINE_LIMIT = 16 * 1024
 """Number of characters of a line that are searched."""
@@ -72,7 +71,6 @@ class Signature:
     """One known error.
 
     `strength` 0-100: certainty that such a line is the reason why a job ended; the strongest counts first.
-    `blames`: the rank that wrote it, another rank, its node, the network, or the job itself.
     `retry`: whether another attempt helps: on the same nodes, without this node, never, or not known.
     `also`: codes of weaker signatures that correctly match the examples of this one too.
     `is_general`: reported only for a line that no other signature matches.
@@ -84,7 +82,6 @@ class Signature:
     domain: str
     role: str
     strength: int
-    blames: str
     retry: str
     english: Description
     patterns: tuple[str, ...]
@@ -95,6 +92,16 @@ class Signature:
     is_verified: bool
     unless: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
+
+    @property
+    def is_of_others(self) -> bool:
+        """Return whether the reason is outside of the rank that wrote it: at another rank, or between hosts."""
+        return (self.code if self.role == "cause" else f"{self.role} {self.family}") in alike("of-others")
+
+    @property
+    def is_of_node(self) -> bool:
+        """Return whether the reason is a fault of the rank's own node."""
+        return self.role == "cause" and not self.is_of_others and bool(following(self.domain).get("of_nodes"))
 
     def words(self, lang: str = "en", values: Mapping[str, str] | None = None) -> Description:
         """Return the texts in `lang`, with each {name} replaced by its value: a clause without one is omitted, a whole
@@ -298,7 +305,7 @@ def _read_row(row: Mapping[str, Any]) -> Signature:
     patterns += _any_of(row.get("driver_codes", ()), _DRIVER_FORMS)
     role, value = row.get("role", "cause"), value_of_row(row["code"], row["family"])
     domain = "program" if value is None else value.domain
-    stated = {"strength": strength_of_role(role), **dict(zip(("blames", "retry"), follows(role, domain)))}
+    stated = {"strength": strength_of_role(role), "retry": retry_follows(role, domain)}
     renamed = {"is_general": row.get("general", False), "is_verified": row.get("verified", True)}
     return load_dataclass(
         Signature, {"role": role, "domain": domain, **stated, **row, **renamed, "english": row, "patterns": patterns}

@@ -25,7 +25,7 @@ def failure_of(found: Diagnosis, evidence: Evidence) -> Failure:
     kind, retry = kind_of(found), found.retry
     if any(one.code == REFUSED for one in evidence.ranks if one.rank in found.ranks):
         kind, retry = Kind.USER, "never"
-    own = signature is not None and signature.blames == "node" and signature.role == "cause"
+    own = signature is not None and signature.is_of_node
     seen = any(host.devices or host.reachable is False for host in evidence.hosts if host.host in found.hosts)
     grade, print_ = found.confidence.value, fingerprint_of(found)
     return Failure(kind, found.code, found.hosts, found.ranks, grade, retry, own or seen, print_)

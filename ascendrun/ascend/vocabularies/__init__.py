@@ -107,10 +107,9 @@ def value_of_row(code: str, family: str) -> Value | None:
     return own or value_of("rows", family)
 
 
-def follows(role: str, domain: str) -> tuple[str, str]:
-    """Return whom a row blames and whether another attempt helps, where the row does not state it."""
-    blames, retry = read_table("rows")["follows"].get(role, {}).get(domain, ("self", "unknown"))
-    return blames, retry
+def retry_follows(role: str, domain: str) -> str:
+    """Return whether another attempt helps, where a row of the catalogue does not state it."""
+    return str(read_table("rows")["follows"].get(role, {}).get(domain, "unknown"))
 
 
 def strength_of_role(role: str) -> int:

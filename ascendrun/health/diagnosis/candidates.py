@@ -80,7 +80,7 @@ def _of_symptoms(timelines: Sequence[RankTimeline]) -> list[Suspect]:
         if own is None or own.role != result.SYMPTOM or kinds & alike("several-messages"):
             continue
         row = signature_of(own.code)
-        is_of_others = row is not None and row.blames in ("peer", "network")
+        is_of_others = row is not None and row.is_of_others
         is_other = is_of_others or own.code in ("exception", "terminated") or own.strength < result.SIGN_FROM
         if timeline.waited is None and not is_other:
             signs.append(own)
@@ -198,8 +198,8 @@ def _alarms(evidence: Evidence, host: HostEvidence) -> Iterator[Suspect]:
 def is_of_some_device(one: Suspect) -> bool:
     """Return whether it is a runtime code for a fault of the device or driver; other lines may be more exact."""
     row = signature_of(one.code)
-    is_cause = row is not None and row.role == result.CAUSE and row.blames == "node" and row.strength < UNCLEAR_BELOW
-    return is_cause and row is not None and row.family in alike("runtimes")
+    is_unclear = row is not None and row.is_of_node and row.strength < UNCLEAR_BELOW
+    return is_unclear and row is not None and row.family in alike("runtimes")
 
 
 def _of_kernel(evidence: Evidence, host: HostEvidence, here: Sequence[Suspect]) -> Iterator[Suspect]:

@@ -244,9 +244,8 @@ def _indicator(lines: RankLines, hit: Hit, line: Line, *, weaker: bool, sure: bo
     if hit.signature.family == "signal" and lines.has_waited:
         role = result.CONSEQUENCE  # the end of a rank whose wait timed out
     row = hit.signature
-    key = "" if row.blames in ("job", "network") else result.normalised(hit.text)
     made = lines.suspect(row.code, row.strength, line)
-    indicator = replace(made, values=hit.values, sure=sure, role=role, key=key)
+    indicator = replace(made, values=hit.values, sure=sure, role=role)
     went_on = lines.has_waited or lines.rank.stopped  # the reason of the end came later
     is_hard = row.family in {*alike("runtimes"), "hccl", "memory"} and row.strength >= HARD_FROM
     is_aside = row.family in alike("not-fatal") or (went_on and not is_hard)

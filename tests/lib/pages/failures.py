@@ -50,13 +50,6 @@ FAMILIES: Mapping[str, str] = {
     "signal": "Signals and crashes · 信号与崩溃",
 }
 ROLES_ZH: Mapping[str, str] = {"cause": "原因", "symptom": "现象", "consequence": "后果", "teardown": "收尾"}
-BLAMES: Mapping[str, str] = {
-    "self": "this rank",
-    "peer": "another rank",
-    "node": "its node",
-    "network": "the network",
-    "job": "the job file or the program",
-}
 RETRIES: Mapping[str, str] = {
     "same": "a retry may succeed",
     "exclude": "retry without this node",
@@ -91,7 +84,7 @@ def _row(row: Signature) -> Sequence[str]:
         "",
         f"{_plain(chinese.message)}。**原因**：{_plain(chinese.cause)}。**处理建议**：{_plain(chinese.hint)}。",
         "",
-        f"{role}; check {BLAMES[row.blames]}; {RETRIES[row.retry]}.{doubt}",
+        f"{role}; domain {row.domain}; {RETRIES[row.retry]}.{doubt}",
         "",
         f"    {row.examples[0].strip()}",
     ]

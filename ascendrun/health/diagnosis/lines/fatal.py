@@ -145,7 +145,7 @@ class Fatal(rank_lines.RankLines):
         if self.messages:
             return ()
         if self.chain is None or self.role == CONSEQUENCE:
-            known = (hit for hit in self.hits if hit.signature.role == CONSEQUENCE and hit.signature.blames == "peer")
+            known = (hit for hit in self.hits if hit.signature.role == CONSEQUENCE and hit.signature.is_of_others)
             lines = [self.lines[hit.line] for hit in known if self.is_terminal(hit.line)]
             found = [rank_lines.PeerLine("suffered", EXEC, line=line) for line in lines[:1]]
         else:
@@ -234,15 +234,13 @@ class Fatal(rank_lines.RankLines):
         if hit is not None:
             row, texts = hit.signature, (lines[index].text for index in self.message_of(chain.root))
             is_inner = vocabularies.hides_cause(row.code, texts)
-            is_of_others = row.blames in ("peer", "network")
-            may_be_others = is_of_others and rank_lines.services_in(chain.root.text, by_address=True)
+            may_be_others = row.is_of_others and rank_lines.services_in(chain.root.text, by_address=True)
             unsure = unsure or is_inner or bool(may_be_others)
-            key = "" if row.blames in ("job", "network") else row.code
             strength = max(row.strength, strength_of("exception")) if role == CAUSE else row.strength
             if all(proof.text != hit.text.strip() for proof in proofs):
                 proofs = (*proofs, self.proof(lines[hit.line]))
             known, made = {**values, **hit.values}, self.suspect(row.code, strength, begin)
-            return [replace(made, proofs=proofs, values=known, sure=not unsure, role=role, key=key)]
+            return [replace(made, proofs=proofs, values=known, sure=not unsure, role=role)]
         has_several = any(message.kind in alike("several-messages") for message in self.messages)
         is_pointer = says(shown.text, "points-elsewhere")
         unsure = unsure or is_pointer or self.has_waited or has_several
