@@ -9,8 +9,10 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +23,9 @@ import pytest
 from ascendrun.core.hosts import Host
 from ascendrun.head.loop.controller import RESTING_TICK_S
 from ascendrun.head.loop.watch import STALL_S
-from ascendrun.head.protocol.control_messages import ChangeMachines
+from ascendrun.head.protocol.control_messages import ChangeMachines, ReadJob
 from ascendrun.head.protocol.control_socket import ControlClient
+from ascendrun.node import wire
 from tests.lib.vcluster.processes import await_that
 
 CODE = Path(__file__).resolve().parents[2]
@@ -156,6 +159,58 @@ def test_a_job_survives_the_death_of_the_controller_at(head: Head, failpoint: st
         doomed.terminate()
         doomed.wait()
         assert int(failpoint.partition(":")[2] or 1) > STEPS_AT_LEAST, f"{failpoint} was never reached"
+
+
+class DeathBehindReading:
+    """Stands before the socket of a controller, and kills it when it has read a job file, before the command knows."""
+
+    def __init__(self, head: Head, controller: subprocess.Popen[bytes]) -> None:
+        self._controller, self._behind = controller, head.folder / "behind"
+        self.seen: list[tuple[str, bool]] = []
+        """The requests that arrived before its death, and whether the replies were no errors."""
+        self._folder = os.open(head.state_dir, os.O_RDONLY)  # the path of a socket must be short
+        self._path = Path(f"/proc/self/fd/{self._folder}/{ControlClient.NAME}")
+        self._path.rename(self._behind)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self._path))
+        self._listener.listen()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while self._controller.poll() is None:
+            command, _ = self._listener.accept()
+            with command, socket.socket(socket.AF_UNIX) as controller:
+                controller.connect(str(self._behind))
+                self._pass_on(command, controller)
+
+    def _pass_on(self, command: socket.socket, controller: socket.socket) -> None:
+        requests, replies = wire.FrameReader(), wire.FrameReader()
+        while data := command.recv(1 << 16):
+            controller.sendall(data)
+            for request, _ in requests.feed(data):
+                reply = b""
+                header: dict[str, Any] = {}
+                while not header.get("last"):
+                    reply += (chunk := controller.recv(1 << 16))
+                    for header, _ in replies.feed(chunk):  # noqa: B007
+                        pass
+                self.seen.append((request["op"], header["ok"]))
+                if request["op"] == ReadJob.OP:
+                    self._controller.kill()
+                    self._controller.wait(timeout=DEADLINE_S)
+                    self._listener.close()
+                    self._path.unlink()
+                    os.close(self._folder)
+                command.sendall(reply)
+
+
+def test_a_controller_killed_between_reading_and_submission_costs_nothing(head: Head) -> None:
+    death = DeathBehindReading(head, head.doomed_controller("never=kill"))
+    job = head.submit()
+    assert death.seen == [(ReadJob.OP, True)]
+    assert head.run("wait", job).returncode == 0
+    assert [*head.states()] == [job]
+    assert head.starts() == [f"{rank}.1" for rank in range(4)], "each rank starts exactly once"
 
 
 def test_a_drain_that_was_acknowledged_holds_after_the_controller_is_killed_at_once(head: Head) -> None:

@@ -230,13 +230,20 @@ def needs_stack(submissions: Sequence[Submission]) -> bool:
 def read_for_command(request: ReadJob, state_dir: Path) -> JobRead:
     """Read a job file for the `submit` of another process. Raises InvalidInputError, and ConflictError where that
     process may read another job than this one."""
-    is_long = specs.count_jobs(read_source(Path(request.file)), request.file, request.overrides) > 1
-    if is_long or request.place != reading_place():
+    if request.place != reading_place() or any(map(_is_of_process, (request.file, request.hostfile))):
+        raise _not_here()
+    if specs.count_jobs(read_source(Path(request.file)), request.file, request.overrides) > 1:
         raise _not_here()
     found = read_request(Settings(state_dir), request)
     if any(one.spec.engine is not None for one in found):
         raise _not_here()
     return JobRead(tuple(one.to_json() for one in found), needs_stack(found))
+
+
+def _is_of_process(path: str | None) -> bool:
+    """Return whether a path names another file in each process, as /dev/fd/63 of a shell's `<(command)`: here it may
+    be the end of a connection, whose bytes would be lost."""
+    return path is not None and Path(path).parts[1:2] in (("dev",), ("proc",))
 
 
 def _not_here() -> ConflictError:

@@ -1,16 +1,25 @@
 """Job files that the controller reads for `submit`: the same jobs as the command reads, or none."""
 
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ascendrun.cluster import submitting
 from ascendrun.cluster.submitting import StageChoice, read_by_controller, read_jobs
 from ascendrun.core.errors import ConflictError, InvalidInputError
 from ascendrun.core.settings import Settings
 from ascendrun.head.protocol.command_place import reading_place
 from ascendrun.head.protocol.control_messages import JobRead, ReadJob
+from ascendrun.head.protocol.control_socket import ControlServer
 from ascendrun.head.survey.job_reading import read_for_command, read_request
+from ascendrun.head.waiting import get_within, in_background
 
 COMMAND = "name: j\ncommand: [python3, -c, pass]\ndevices: {type: cpu, per_node: 1}\nhostfile: hosts\n"
 PROGRAM = "name: j\nprogram: trajectory\ndevices: {type: cpu, per_node: 1}\nhostfile: hosts\n"
@@ -70,3 +79,58 @@ def test_without_a_controller_the_command_reads_the_file_itself(folder: Path) ->
     assert read_by_controller(folder / "state", request(folder, COMMAND)) is None
     read = read_jobs(Settings(folder / "state"), request(folder, COMMAND), StageChoice(), engine=None)
     assert [one["spec"]["name"] for one in read.submissions] == ["j"]
+
+
+def test_files_of_the_process_of_the_command_are_not_read_by_the_controller(folder: Path) -> None:
+    """As of `submit <(command)`: the number of a file may be the end of a connection in the controller."""
+    source, target = os.pipe()
+    os.write(target, b"n1 addr=local\n")
+    os.close(target)
+    for changes in ({"hostfile": f"/dev/fd/{source}"}, {"file": f"/proc/self/fd/{source}"}):
+        with pytest.raises(ConflictError):
+            read_for_command(replace(request(folder, COMMAND), **changes), folder / "state")  # type: ignore[arg-type]
+    assert os.read(source, 100) == b"n1 addr=local\n", "not a byte was taken"
+    os.close(source)
+
+
+def in_time(call: Callable[[], JobRead]) -> JobRead | InvalidInputError:
+    """What a call returns or raises; it fails if that takes longer than any test."""
+
+    def run() -> None:
+        try:
+            ended.put(call())
+        except InvalidInputError as error:
+            ended.put(error)
+
+    ended: queue.SimpleQueue[JobRead | InvalidInputError] = queue.SimpleQueue()
+    in_background(run, "in time")
+    return get_within(ended, 60.0)
+
+
+def test_a_controller_that_does_not_end_reading_is_not_waited_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitting, "READ_S", 0.1)
+    (folder / "state").mkdir()
+    asked: list[str] = []
+    server = ControlServer(folder / "state", lambda op, *_: asked.append(op), will_restart=lambda _: False)
+    server.start()
+    with closing(server):
+        wanted = request(folder, COMMAND)
+        read = in_time(lambda: read_jobs(Settings(folder / "state"), wanted, StageChoice(), engine=None))
+    assert asked == [ReadJob.OP] and isinstance(read, JobRead)
+    assert list(read.submissions) == [one.to_json() for one in read_request(Settings(folder / "state"), wanted)]
+
+
+@pytest.mark.parametrize("name", ["job.yaml", "hosts"])
+def test_a_fifo_in_place_of_a_file_is_an_error_that_names_it(folder: Path, name: str) -> None:
+    asked = request(folder, COMMAND)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)  # who opens it waits for a writer
+    for read in (
+        lambda: read_jobs(Settings(folder / "state"), asked, StageChoice(), engine=None),
+        lambda: read_for_command(asked, folder / "state"),
+    ):
+        error = in_time(read)
+        assert isinstance(error, InvalidInputError)
+        assert [one.file for one in error.problems] == [str(folder / name)] and "fifo" in str(error.problems[0])
