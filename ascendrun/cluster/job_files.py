@@ -17,7 +17,8 @@ from ascendrun.core.jobfile.origins import Origin, origins_of
 from ascendrun.core.jobfile.spec import parse_program_options
 from ascendrun.core.jobs.placement import choose_hosts
 from ascendrun.core.records import as_record
-from ascendrun.head.protocol.control_messages import Plan
+from ascendrun.head.protocol.command_place import login_name
+from ascendrun.head.protocol.control_messages import Plan, ReadJob
 from ascendrun.head.survey.job_reading import read_hosts, read_job, read_submissions, read_sweep
 from ascendrun.head.survey.submission import Submission
 from ascendrun.planner.training import load_programs
@@ -83,7 +84,7 @@ class JobFiles(Part):
         engine: str | None = None,
     ) -> tuple[Mapping[str, Any], ...]:
         """Return exactly what `submit` would start now, one plan for each stage. Queries the nodes, starts nothing."""
-        choice = {"overrides": overrides, "engine": engine, "only": hosts, "exclude": exclude}
+        choice: dict[str, Any] = {"overrides": overrides, "engine": engine, "only": hosts, "exclude": exclude}
         with self._placed(job_file, hostfile, **choice) as submissions:
             return self._launch_plans(submissions)
 
@@ -131,28 +132,42 @@ class JobFiles(Part):
         """Return `plan` and `training_plans` of the same submission, which is made once."""
         from ascendrun.query.submit import choose_stages
 
-        choice = {"overrides": overrides, "engine": engine, "only": hosts, "exclude": exclude}
+        choice: dict[str, Any] = {"overrides": overrides, "engine": engine, "only": hosts, "exclude": exclude}
         with self._placed(job_file, hostfile, **choice) as placed:
             submissions = choose_stages(placed, only=only_stages, first=from_stage, last=until_stage)
             return self._launch_plans(submissions), self._training_plans(submissions)
 
     @contextmanager
     def _placed(
-        self, job_file: str | Path, hostfile: str | Path | None, **choice: Any
+        self,
+        job_file: str | Path,
+        hostfile: str | Path | None,
+        *,
+        overrides: Sequence[str],
+        engine: str | None,
+        only: str | None = None,
+        exclude: str | None = None,
     ) -> Iterator[tuple[Submission, ...]]:
-        """Yield the submissions of a job file; an engine lends hosts to those that have none. `choice`: further
-        arguments of `read_submissions`."""
-        settings = self._head.settings
-        found = read_submissions(Path(job_file), settings, hostfile=_path(hostfile), key="dry-run", **choice)
-        submissions = with_packed(found, settings.state_dir)
+        """Yield the submissions of a job file; an engine lends hosts to those that have none."""
+        settings, own_hosts = self._head.settings, None if hostfile is None else str(hostfile)
+        request = ReadJob(
+            str(job_file),
+            "dry-run",
+            user=login_name(),
+            overrides=tuple(overrides),
+            hostfile=own_hosts,
+            only=only,
+            exclude=exclude,
+        )
+        submissions = with_packed(read_submissions(settings, request, engine=engine), settings.state_dir)
         submissions = submissions[:1] if submissions[0].spec.sweep else submissions
-        engine = next((one.spec.engine for one in submissions if not one.hosts), None)
-        if not isinstance(engine, dict):
+        lender = next((one.spec.engine for one in submissions if not one.hosts), None)
+        if not isinstance(lender, dict):
             yield submissions
             return
         from ascendrun.cluster.borrowing import lent_hosts
 
-        with lent_hosts(settings, engine, nodes=max(one.spec.nodes or 1 for one in submissions)) as (hosts, _):
+        with lent_hosts(settings, lender, nodes=max(one.spec.nodes or 1 for one in submissions)) as (hosts, _):
             yield tuple(replace(one, hosts=hosts[: one.spec.nodes]) for one in submissions)
 
     def _launch_plans(self, submissions: Sequence[Submission]) -> tuple[Mapping[str, Any], ...]:

@@ -70,9 +70,9 @@ def read_jobs(settings: Settings, request: ReadJob, stages: StageChoice, *, engi
     read = read_by_controller(settings.state_dir, request) if stages.is_whole and not engine else None
     if read is not None:
         return read
-    from ascendrun.head.survey.job_reading import needs_stack, read_request
+    from ascendrun.head.survey.job_reading import needs_stack, read_submissions
 
-    found = stages.choose(read_request(settings, request, engine=engine))
+    found = stages.choose(read_submissions(settings, request, engine=engine))
     return JobRead(tuple(one.to_json() for one in found), needs_stack(found))
 
 

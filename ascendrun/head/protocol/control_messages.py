@@ -61,13 +61,13 @@ class ReadJob(Request[JobRead], op="read-job"):
     """Read a job file as `submit` does, so that its process needs no models; paths are absolute. `place`: see
     command_place.reading_place; the controller has the same, or refuses. `user`: who submits.
 
-    The controller refuses what depends on settings (engines) or is long (sweeps), and files with problems: the command
-    reads these itself, and names what is wrong as the user wrote it.
+    The controller refuses what depends on settings (engines), is long (sweeps) or has a path of one process (/dev,
+    /proc), and files with problems: the command reads these itself, and names what is wrong as the user wrote it.
     """
 
     file: str
     key: str
-    place: tuple[str, ...] = converted(tuple)
+    place: tuple[str, ...] = converted(tuple, default=())
     user: str | None = None
     overrides: tuple[str, ...] = converted(tuple, default=())
     hostfile: str | None = None

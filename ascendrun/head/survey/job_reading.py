@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from ascendrun.core.jobfile.sweep import clashes
 from ascendrun.core.jobfile.tree import LocalFiles
 from ascendrun.core.jobs.placement import Fault, choose_hosts, placement_faults, pool_of
 from ascendrun.core.settings import Settings
-from ascendrun.head.protocol.command_place import login_name, reading_place
+from ascendrun.head.protocol.command_place import reading_place
 from ascendrun.head.protocol.control_messages import JobRead, ReadJob
 from ascendrun.head.state.user_files import read_hostfile, read_source
 from ascendrun.head.survey.submission import Submission
@@ -157,34 +157,21 @@ def _placement_faults(
         return ()
 
 
-def read_submissions(
-    job_file: Path,
-    settings: Settings,
-    *,
-    overrides: Sequence[str],
-    hostfile: Path | None,
-    key: str,
-    engine: str | None = None,
-    only: str | None = None,
-    exclude: str | None = None,
-    priority: int = 0,
-) -> tuple[Submission, ...]:
+def read_submissions(settings: Settings, request: ReadJob, *, engine: str | None = None) -> tuple[Submission, ...]:
     """Make one submission for each stage of a pipeline, or for each job of a sweep; each key is followed by the name
     of its stage, or by the number of its job. Nothing is packed: their `trees` are ().
 
     Any other file gives the one submission of its job, without a stage. Raises InvalidInputError with every problem.
     """
-    choice: dict[str, Any] = {"overrides": overrides, "is_placed": True, "hostfile": hostfile, "engine": engine}
-    stages = read_sweep(job_file, settings, **choice)
+    job_file, hostfile = Path(request.file), None if request.hostfile is None else Path(request.hostfile)
+    choice: dict[str, Any] = {"overrides": request.overrides, "hostfile": hostfile, "engine": engine}
+    stages = read_sweep(job_file, settings, is_placed=True, **choice)
+    key = request.key
     sweep_id = {"id": f"s-{hashlib.sha256(key.encode()).hexdigest()[:8]}"}
     places = [one.spec.sweep and one.spec.sweep.model_copy(update=sweep_id) for one in stages]
-    flags = {"--hosts": only, "--exclude": exclude, "--priority": priority}
-    for kind in {queue_of({"engine": stage.spec.engine}) for stage in stages} - {None}:
-        for flag in [flag for flag, value in flags.items() if value]:
-            text = Text("engine.flags", "engine type {type} does not support {flag}", type=kind, flag=flag)
-            hint = Text("engine.flags.hint", "set options of the engine: docs/engines.md")
-            raise InvalidInputError([Problem(flag, None, None, text, hint)])
-    hosts = [read_pool(stage.spec, job_file, hostfile=hostfile, only=only, exclude=exclude) for stage in stages]
+    _refuse_flags(stages, {"--hosts": request.only, "--exclude": request.exclude, "--priority": request.priority})
+    chosen: dict[str, Any] = {"hostfile": hostfile, "only": request.only, "exclude": request.exclude}
+    hosts = [read_pool(stage.spec, job_file, **chosen) for stage in stages]
     return tuple(
         Submission(
             key=f"{key}.{place.index}" if place else key if one.stage is None else f"{key}.{one.stage}",
@@ -194,27 +181,20 @@ def read_submissions(
             file=str(job_file.absolute()),
             stage=one.stage,
             needs=one.needs,
-            priority=priority,
-            user=login_name(),
+            priority=request.priority,
+            user=request.user,
         )
         for one, place, pool in zip(stages, places, hosts)
     )
 
 
-def read_request(settings: Settings, request: ReadJob, *, engine: str | None = None) -> tuple[Submission, ...]:
-    """Return the submissions of a request, as `read_submissions`."""
-    found = read_submissions(
-        Path(request.file),
-        settings,
-        overrides=request.overrides,
-        hostfile=None if request.hostfile is None else Path(request.hostfile),
-        key=request.key,
-        engine=engine,
-        only=request.only,
-        exclude=request.exclude,
-        priority=request.priority,
-    )
-    return tuple(replace(one, user=request.user) for one in found)
+def _refuse_flags(stages: Sequence[StageJob], flags: Mapping[str, object]) -> None:
+    """Raise InvalidInputError for a flag with a value that the engine of a stage does not support."""
+    for kind in {queue_of({"engine": stage.spec.engine}) for stage in stages} - {None}:
+        for flag in [flag for flag, value in flags.items() if value]:
+            text = Text("engine.flags", "engine type {type} does not support {flag}", type=kind, flag=flag)
+            hint = Text("engine.flags.hint", "set options of the engine: docs/engines.md")
+            raise InvalidInputError([Problem(flag, None, None, text, hint)])
 
 
 def needs_stack(submissions: Sequence[Submission]) -> bool:
@@ -234,7 +214,7 @@ def read_for_command(request: ReadJob, state_dir: Path) -> JobRead:
         raise _not_here()
     if specs.count_jobs(read_source(Path(request.file)), request.file, request.overrides) > 1:
         raise _not_here()
-    found = read_request(Settings(state_dir), request)
+    found = read_submissions(Settings(state_dir), request)
     if any(one.spec.engine is not None for one in found):
         raise _not_here()
     return JobRead(tuple(one.to_json() for one in found), needs_stack(found))

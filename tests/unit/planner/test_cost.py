@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ascendrun.cli import main
 from ascendrun.core.jobfile.spec import parse_program_options
 from ascendrun.core.settings import Settings
+from ascendrun.head.protocol.control_messages import ReadJob
 from ascendrun.head.survey.job_reading import read_submissions
 from ascendrun.head.survey.training_plan import plan_stage, training_stages
 from ascendrun.options import with_defaults
@@ -336,9 +337,9 @@ def test_a_training_that_its_engine_ends_before_it_is_done_is_told(
     for name, row in ROWS.items():
         cluster.write("n1", f"/data/{name}", f"{json.dumps(row)}\n".encode() * 4)
     (tmp_path / "one.hosts").write_text("n1 addr=10.0.0.1 slots=8\n")
-    choice = {"hostfile": tmp_path / "one.hosts", "key": "k"}
-    overrides = ["args.chip=910B3", f"restart.max_restarts={restarts}"]
-    first = read_submissions(JOB, cluster.settings, overrides=overrides, **choice)[1]
+    overrides = ("args.chip=910B3", f"restart.max_restarts={restarts}")
+    request = ReadJob(str(JOB), "k", overrides=overrides, hostfile=str(tmp_path / "one.hosts"))
+    first = read_submissions(cluster.settings, request)[1]
     engine = {"type": "slurm", "time": limit}
     stage = training_stages([replace(first, spec=first.spec.model_copy(update={"engine": engine}))])[0]
     world = cluster.head.survey(stage.submission.hosts, None, training=stage.paths)

@@ -101,11 +101,12 @@ def test_its_options_are_on_the_page_and_in_the_completion(toy: Path) -> None:
 
 def test_it_is_sent_with_what_programs_may_import(toy: Path) -> None:
     from ascendrun.core.settings import Settings
+    from ascendrun.head.protocol.control_messages import ReadJob
     from ascendrun.head.survey.job_reading import read_submissions
     from ascendrun.query.packing import pack_trees
 
     (toy / "job.yaml").write_text(JOB % 4)
-    (one,) = read_submissions(toy / "job.yaml", Settings(toy / "state"), overrides=(), hostfile=None, key="k")
+    (one,) = read_submissions(Settings(toy / "state"), ReadJob(str(toy / "job.yaml"), "k"))
     (tree,) = pack_trees(one.values["spec"], toy / "state")
     with tarfile.open(fileobj=io.BytesIO(tree_file(toy / "state", tree.sha256).read_bytes())) as archive:
         archive.extractall(toy / "sent")

@@ -11,7 +11,7 @@ from ascendrun.core.errors import InvalidInputError, NotFoundError
 from ascendrun.core.jobs.job import State
 from ascendrun.core.settings import Settings
 from ascendrun.head.protocol import release
-from ascendrun.head.protocol.control_messages import Submit
+from ascendrun.head.protocol.control_messages import ReadJob, Submit
 from ascendrun.head.state.store import Store
 from ascendrun.head.survey.job_reading import read_submissions
 from ascendrun.head.survey.submission import add_jobs
@@ -38,7 +38,7 @@ def stages(tmp_path: Path) -> tuple[Submission, ...]:
     (tmp_path / "hosts").write_text("n1 addr=local\n")
     (tmp_path / "ships.yaml").write_text(PIPELINE)
     settings = Settings(state_dir=tmp_path / "state")
-    return read_submissions(tmp_path / "ships.yaml", settings, overrides=(), hostfile=None, key="k")
+    return read_submissions(settings, ReadJob(str(tmp_path / "ships.yaml"), "k"))
 
 
 def needs_of(stages: tuple[Submission, ...]) -> dict[str, str]:
@@ -112,7 +112,7 @@ def sweep_of(tmp_path: Path, text: str = SWEEP, key: str = "k") -> tuple[Submiss
     (tmp_path / "hosts").write_text("n1 addr=local\n")
     (tmp_path / "tune.yaml").write_text(text)
     settings = Settings(state_dir=tmp_path / "state")
-    return read_submissions(tmp_path / "tune.yaml", settings, overrides=(), hostfile=None, key=key)
+    return read_submissions(settings, ReadJob(str(tmp_path / "tune.yaml"), key))
 
 
 def test_a_sweep_is_one_job_for_each_combination(tmp_path: Path) -> None:

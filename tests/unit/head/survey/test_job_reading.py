@@ -18,7 +18,7 @@ from ascendrun.core.settings import Settings
 from ascendrun.head.protocol.command_place import reading_place
 from ascendrun.head.protocol.control_messages import JobRead, ReadJob
 from ascendrun.head.protocol.control_socket import ControlServer
-from ascendrun.head.survey.job_reading import read_for_command, read_request
+from ascendrun.head.survey.job_reading import read_for_command, read_submissions
 from ascendrun.head.waiting import get_within, in_background
 
 COMMAND = "name: j\ncommand: [python3, -c, pass]\ndevices: {type: cpu, per_node: 1}\nhostfile: hosts\n"
@@ -42,7 +42,7 @@ def request(folder: Path, text: str, **changes: object) -> ReadJob:
 def test_the_controller_reads_the_same_jobs_as_the_command(folder: Path, text: str) -> None:
     asked = request(folder, text, overrides=("env.A=1",), exclude="n2", priority=3)
     found = read_for_command(asked, folder / "state")
-    own = read_request(Settings(folder / "state"), asked)
+    own = read_submissions(Settings(folder / "state"), asked)
     assert {(one.user, one.priority, one.hosts[0].name, len(one.hosts)) for one in own} == {("anna", 3, "n1", 1)}
     assert list(found.submissions) == [one.to_json() for one in own]
     assert JobRead.from_header(found.to_header()) == found, "the same on the wire"
@@ -119,7 +119,7 @@ def test_a_controller_that_does_not_end_reading_is_not_waited_for(
         wanted = request(folder, COMMAND)
         read = in_time(lambda: read_jobs(Settings(folder / "state"), wanted, StageChoice(), engine=None))
     assert asked == [ReadJob.OP] and isinstance(read, JobRead)
-    assert list(read.submissions) == [one.to_json() for one in read_request(Settings(folder / "state"), wanted)]
+    assert list(read.submissions) == [one.to_json() for one in read_submissions(Settings(folder / "state"), wanted)]
 
 
 @pytest.mark.parametrize("name", ["job.yaml", "hosts"])
