@@ -24,9 +24,9 @@ from ascendrun.head.spool.spool_files import StreamFiles, find_streams
 from ascendrun.head.state.state_dir import SPOOL_STACKS, spool_dir
 from ascendrun.health.diagnosis import Diagnosis, diagnose, outcome_of, render
 from ascendrun.health.diagnosis.outcomes import hang_now
+from ascendrun.health.failures import failure_of, first_of
 from ascendrun.health.stacks import Frame, RankStack, Take, find_outliers, fold, read_stack
 from ascendrun.query.evidence import attempt_to_explain, events_of_attempt, read_evidence
-from ascendrun.query.failures import failure_of, first_of
 from ascendrun.query.views import JobView, choose_attempt, find_job
 from ascendrun.text import Text, to_json
 

@@ -17,7 +17,7 @@ from ascendrun.ascend.signatures import signatures
 from ascendrun.ascend.vocabularies import DOMAINS, at_phase, class_of, deepest, value_of, values_in, vocabulary
 from ascendrun.core.jobs.restart import Kind
 from ascendrun.health.diagnosis import Confidence, Diagnosis, diagnose, render
-from ascendrun.query.failures import failure_of, fingerprint_of
+from ascendrun.health.failures import failure_of, fingerprint_of
 
 CASES = [load(path) for path in case_files()]
 TABLES = sorted(path.stem for path in (Path(__file__).parents[2] / "ascendrun/ascend/vocabularies").glob("*.toml"))

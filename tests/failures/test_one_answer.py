@@ -23,8 +23,8 @@ from ascendrun.core.jobs.restart import Failure, Kind, RestartPolicy
 from ascendrun.core.settings import Settings
 from ascendrun.head.state.job_table import StoredJob
 from ascendrun.head.state.store import Store
+from ascendrun.health.failures import failure_of, first_of
 from ascendrun.query.explain import explain_job, judge
-from ascendrun.query.failures import failure_of, first_of
 from ascendrun.query.views import make_job_detail, make_job_view
 
 FAILED = [path for path in case_files() if "\nstate:" not in path.read_text(encoding="utf-8")]

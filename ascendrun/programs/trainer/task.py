@@ -43,7 +43,7 @@ def identity_of(options: Mapping[str, Any], free: Sequence[str], **marks: object
 
 
 class CannotResumeError(ProgramError):
-    """The newest checkpoint belongs to another training. The exit code is that of query/failures.py."""
+    """The newest checkpoint belongs to another training. The exit code is that of health/failures.py."""
 
     exit_code = 78
 
