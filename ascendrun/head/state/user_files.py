@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,9 +66,11 @@ def _check_blocks(blocks: SettingsBlocks, problems: list[Problem]) -> None:
 def read_source(path: Path) -> bytes:
     """Return the content of a user's file. Raises InvalidInputError: it cannot be read."""
     try:
-        if path.is_fifo() and path.parts[1:2] not in (("dev",), ("proc",)):  # of a shell: <(command)
+        if not path.is_fifo():
+            return path.read_bytes()
+        if path.parts[1:2] not in (("dev",), ("proc",)):
             raise OSError(errno.EINVAL, "a FIFO is not a file")  # it would wait for a writer
-        return path.read_bytes()
+        return _read_pipe(path, path.stat().st_ino)
     except OSError as error:
         from ascendrun.core.errors import InvalidInputError, Problem
         from ascendrun.core.reader.source_text import INIT_HINT
@@ -77,6 +80,12 @@ def read_source(path: Path) -> bytes:
             [Problem(str(path), None, None, Text("submit.unreadable", "cannot read the file: {why}", why=why))],
             hint=INIT_HINT,
         ) from error
+
+
+@lru_cache(maxsize=8)
+def _read_pipe(path: Path, inode: int) -> bytes:
+    """Return what a shell's `<(command)` prints: it can be read once only."""
+    return path.read_bytes()
 
 
 def read_hostfile(path: Path) -> tuple[Host, ...]:
