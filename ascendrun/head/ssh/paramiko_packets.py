@@ -78,10 +78,14 @@ class Packetizer(paramiko.packet.Packetizer):
         if check_rekey and self.hands_over:  # between two packets
             self.hands_over = False
             raise HandOver()
-        start, end = self._position, self._position + n
-        if end <= len(self._buffer):
+        start, end, here = self._position, self._position + n, len(self._buffer)
+        if end < here:
             self._position = end
             return self._buffer[start:end]
+        if end == here:  # a thousand connections would keep what they read last, 256 KiB each
+            piece = self._buffer[start:]
+            self._buffer, self._position = b"", 0
+            return piece
         return self._read_more(n, check_rekey=check_rekey)
 
     def read_now(self) -> bool:
@@ -124,8 +128,10 @@ class Packetizer(paramiko.packet.Packetizer):
             if check_rekey and have == 0 and self.need_rekey():
                 raise NeedRekeyException()
             self.on_idle()
-        self._buffer, self._position = b"".join(parts), n
-        return self._buffer[:n]
+        data = b"".join(parts)
+        if have > n:
+            self._buffer, self._position = data, n
+        return data[:n]
 
     def _read_once(self) -> bytes | None:
         """Return bytes, or None if none arrived within the socket's timeout. Raises EOFError at the stream's end."""

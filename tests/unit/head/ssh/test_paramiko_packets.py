@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -51,3 +52,16 @@ def test_what_has_not_arrived_is_not_awaited(ends: tuple[Packetizer, socket.sock
     with pytest.raises(EOFError):
         while not packets.read_now():
             pass
+
+
+def test_bytes_that_were_handed_out_are_not_kept(ends: tuple[Packetizer, socket.socket]) -> None:
+    packetizer, theirs = ends
+    tracemalloc.start()
+    try:
+        for sizes in ([8, 50_000, 49_992], [100_000]):
+            theirs.sendall(b"x" * 100_000)
+            assert [len(packetizer.read_all(size)) for size in sizes] == sizes
+        traces = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/paramiko_packets.py")])
+    finally:
+        tracemalloc.stop()
+    assert sum(one.size for one in traces.statistics("filename")) < 10_000
