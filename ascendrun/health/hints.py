@@ -116,14 +116,15 @@ def limit_of(found: Classified, lang: str) -> list[str]:
 
 def known_of(found: Classified, lang: str) -> list[str]:
     """Return what to do first by the facts of the job: what to install where two packages do not fit
-    (health.package_pairs), what the ranks do unlike (health.what_differs), which limit of a resource was reached, and
-    that the disk was not full."""
+    (health.package_pairs), what the ranks do unlike (health.what_differs), which limit of a resource was reached, what
+    a launcher only suspects, and that the disk was not full."""
     pair = [f"pair.{found.given.get('PAIR')}"] if found.domain in alike("of-packages") else []
     limits = [one.fix for one in found.why if one.vocabulary == "variants" and one.domain == found.domain]
     field = [f"differs.{found.given.get('FIELD')}"] if found.domain == "collectives" else []
     crowd = ["crowd"] if found.given.get("CROWD") and found.domain == "device-memory" else []
+    listed_only = ["listed"] if found.given.get("LISTED") and found.domain == "outside" else []
     room = ["has-room"] if found.given.get("FREE") and found.domain == "storage" else []
-    return first_text([*pair, *field, *crowd, *limits, *room], lang)
+    return first_text([*pair, *field, *crowd, *limits, *listed_only, *room], lang)
 
 
 def fixes_in(found: Classified) -> list[str]:

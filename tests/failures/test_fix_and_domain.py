@@ -27,6 +27,7 @@ MEASURED = {
     "fragmented": {"device-memory"},
     "memory-held": {"device-memory"},
     "has-room": {"storage"},
+    "listed": {"outside"},
 }
 OF_PACKAGE = {"program", "data", "environment"}
 OWN = {"raised-by": OF_PACKAGE, "raised-between": OF_PACKAGE, "ended-by": {"silent"}, "versions": {"environment"}}

@@ -50,3 +50,28 @@ def test_two_devices_of_one_kind_are_not_left_on_the_cpu() -> None:
         "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, npu:0 and npu:1!"
     )
     assert "left a tensor" not in explain(f'{HEAD}  File "/job/a.py", line 5, in main\n{message}').hint
+
+
+# ---------------------------------------------------------------- what a message only suspects
+
+LISTED = (
+    "(raylet) A worker died or was killed while executing a task by an unexpected system error. Task ID: c3f474b"
+    f" Worker ID: {'7e75be22' * 9} Node ID: {'b5b5cba2' * 9} Worker IP address: 0.0.0.0 Worker port: 10176"
+    " Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code 2. End"
+    " of file. There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer due to high"
+    " memory usage. (2) ray stop --force is called. (3) The worker is crashed unexpectedly due to SIGSEGV."
+)
+
+
+@pytest.mark.parametrize("lead", ["", "x" * 250 + " "])
+def test_a_list_of_possible_reasons_is_one_of_hints_and_no_fact(lead: str) -> None:
+    found = explain(lead + LISTED, launcher="ray")
+    assert (found.domain, found.reason_grade.value, found.confidence.value) == ("outside", "likely", "likely")
+    assert found.hint.startswith(
+        "only a list of what may have ended that process was printed: `(1) The process is killed"
+    )
+    assert "(3) The worker is crashed" in found.hint and "dmesg -T" in found.hint
+
+
+def test_a_lost_connection_without_such_a_list_is_of_the_network() -> None:
+    assert explain("worker: connection error code 2").domain == "network"

@@ -106,7 +106,7 @@ class Diagnosis:
 
 
 CAUSE, SYMPTOM, CONSEQUENCE, TEARDOWN = "cause", "symptom", "consequence", "teardown"
-TEXT_LIMIT = 600
+TEXT_LIMIT = 1000
 
 SIGN_FROM = 30
 """Weaker symptoms occur in every failure of their kind."""
