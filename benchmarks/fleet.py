@@ -22,6 +22,7 @@ from typing import Any
 import asyncssh
 
 from ascendrun.node import wire
+from ascendrun.node.agent.follow import CHUNK_BYTES
 from ascendrun.node.supervisor.spool import TIMES
 from benchmarks.recorder import Recorder
 
@@ -195,10 +196,9 @@ class Node:
         self.is_followed = True
         for file, stream in self.streams.items():
             have = int((request["offsets"].get(file) or {}).get("0", 0))
-            if have < stream.end:
-                at = max(have, stream.start)
+            for at in range(max(have, stream.start), stream.end, CHUNK_BYTES):
                 header = {"event": "data", "tag": self.tag, "file": file, "generation": 0, "offset": at}
-                self.send(header, bytes(stream.data[at - stream.start :]))
+                self.send(header, bytes(stream.data[at - stream.start : at - stream.start + CHUNK_BYTES]))
 
     def _stop(self, request: Mapping[str, Any]) -> None:
         if self.phase == "running":
