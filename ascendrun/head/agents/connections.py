@@ -23,6 +23,7 @@ from ascendrun.head.protocol.agent_messages import Exec, ExecReply
 from ascendrun.head.protocol.messages import R, Request
 from ascendrun.head.protocol.remote import AgentConnection, ConnectionListener, Fence, Reply
 from ascendrun.head.ssh.transport import Backend, Connection, Deadlines, Receiver, Stream, StreamClosedError
+from ascendrun.head.waiting import in_background
 from ascendrun.node.wire import beat_interval_s
 from ascendrun.text import Text
 
@@ -207,9 +208,12 @@ def ask(links: Links, host: Host, request: Request[R], *, deadline_s: float, the
 
 def post_later(links: Links, seconds: float, call: Callable[[], None]) -> None:
     """Post a call to the controller's thread after some seconds."""
-    timer = threading.Timer(seconds, partial(links.post, call))
-    timer.daemon = True
-    timer.start()
+
+    def wait() -> None:
+        time.sleep(seconds)
+        links.post(call)
+
+    in_background(wait, "later")
 
 
 def dialled(host: Host) -> str:

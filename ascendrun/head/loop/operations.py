@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, Union
 from ascendrun.core.errors import AscendrunError, ConflictError, PreflightError, Problem, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.node_messages import Failure
-from ascendrun.head.agents.connections import Connections, ask, dialled
+from ascendrun.head.agents.connections import Connections, ask, dialled, post_later
 from ascendrun.head.protocol import agent_messages as agent
 from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol.agent_bootstrap import is_permanent
@@ -301,9 +300,7 @@ class _Sampling(HostOperation):
         super().__init__(request.hosts, operations, answer, agent.Sample(items, tool_s), request.timeout_s)
 
     def start(self) -> None:
-        late = threading.Timer(self._deadline_s, lambda: self._post(self._give_up))
-        late.daemon = True
-        late.start()
+        post_later(self._links, self._deadline_s, self._give_up)
         super().start()
 
     def _take(self, host: str, reply: Reply[agent.SampleReply], received_s: float) -> None:
