@@ -26,7 +26,7 @@ from re import Pattern
 from typing import Any
 
 from ascendrun.ascend.line_shapes import SHAPES_KEPT, shape_of
-from ascendrun.ascend.vocabularies import alike, following, retry_follows, strength_of_role, value_of_row
+from ascendrun.ascend.vocabularies import alike, following, usual, value_of_row
 from ascendrun.core.dataclass import dataclass, load_dataclass
 from ascendrun.text import template_of
 
@@ -303,9 +303,10 @@ def _read_row(row: Mapping[str, Any]) -> Signature:
     patterns += [form % code for code in row.get("error_codes", ()) for form in _CODE_FORMS]
     patterns += _any_of(row.get("return_codes", ()), _RETURN_FORMS)
     patterns += _any_of(row.get("driver_codes", ()), _DRIVER_FORMS)
-    role, value = row.get("role", "cause"), value_of_row(row["code"], row["family"])
+    family, value = row["family"], value_of_row(row["code"], row["family"])
     domain = "program" if value is None else value.domain
-    stated = {"strength": strength_of_role(role), "retry": retry_follows(role, domain)}
+    role = row.get("role") or usual("role", family, domain)
+    stated = {name: usual(f"{name}.{role}", family, domain) for name in ("strength", "retry")}
     renamed = {"is_general": row.get("general", False), "is_verified": row.get("verified", True)}
     return load_dataclass(
         Signature, {"role": role, "domain": domain, **stated, **row, **renamed, "english": row, "patterns": patterns}

@@ -107,14 +107,12 @@ def value_of_row(code: str, family: str) -> Value | None:
     return own or value_of("rows", family)
 
 
-def retry_follows(role: str, domain: str) -> str:
-    """Return whether another attempt helps, where a row of the catalogue does not state it."""
-    return str(read_table("rows")["follows"].get(role, {}).get(domain, "unknown"))
-
-
-def strength_of_role(role: str) -> int:
-    """Return how certainly a row of the catalogue gives the reason, where the row does not state it."""
-    return int(read_table("rows")["strength"][role])
+def usual(field: str, family: str, domain: str) -> Any:
+    """Return what a row of the catalogue has that does not state it; `field` may be one of a role: "retry.cause"."""
+    table = read_table("rows")["usual"]
+    for name in field.split("."):
+        table = table[name]
+    return next(table[name] for name in (f"{family} {domain}", f"* {domain}", f"{family} *", "*") if name in table)
 
 
 def strength_of(observation: str) -> int:
