@@ -1,6 +1,6 @@
 """The head with many nodes and many past jobs: what its controller costs, and how long it stands still.
 
-    python -m benchmarks.head [--nodes 1000] [--jobs 8] [--seconds 60] [--past 10000] [--results FOLDER]
+    python -m benchmarks.head [--nodes 1000] [--jobs 8] [--seconds 60] [--past 10000] [--repeat 1] [--results FOLDER]
 
 The nodes are simulated agents behind a real SSH server (benchmarks/fleet.py); everything on the head is real. CPU and
 memory are those of the controller and of its process for samples, user and kernel; `stall`: by how much the loop of the
@@ -36,10 +36,12 @@ from ascendrun.core.settings import STATE_VARIABLE
 from ascendrun.head.loop.daemon import running_pid
 from ascendrun.head.state.state_dir import make_state_dir
 from benchmarks.fleet import address
-from benchmarks.results import RESULTS, Sheet, read_rows, shown, table, write_page
+from benchmarks.results import RESULTS, Row, Sheet, median, read_rows, shown, table, write_page
 from tests.lib.top_world import TopWorld
 
 COLUMNS = ("what", "nodes", "measure", "value", "unit", "load", "note")
+FEW_NODES = 200
+"""With so many, results are head.csv; else head-NODES.csv."""
 CHECKOUT = Path(__file__).resolve().parents[1]
 JOB = (
     "name: {name}\ncommand: [train]\nhostfile: {hosts}\nnodes: {nodes}\ndevices: {{type: npu, per_node: 8}}\n"
@@ -297,21 +299,39 @@ def measure_past(sheet: Sheet, count: int) -> None:
         subprocess.run([sys.executable, "-m", "ascendrun", "controller", "stop"], env=env, check=False)
 
 
-def write_results(sheet: Sheet, command: str) -> None:
-    rows = [
-        [
-            row["what"],
-            row["nodes"],
-            row["measure"],
-            f"{shown(float(row['value']))} {row['unit']}",
-            row["load"],
-            row["note"],
-        ]
-        for row in read_rows(sheet.path)
-    ]
-    body = table(["what", "nodes", "measure", "value", "load", "note"], rows)
-    text = "The controller with simulated nodes: CPU time by process, not wall; times depend on the load."
-    write_page(sheet, title="The head", says=text, body=body, command=command)
+def write_results(sheet: Sheet, nodes: int, command: str) -> None:
+    """Write the page: medians of the repetitions, and from the smallest to the largest."""
+    alike: dict[tuple[str, ...], list[Row]] = {}
+    for row in read_rows(sheet.path):
+        alike.setdefault((row["what"], row["nodes"], row["measure"]), []).append(row)
+    body = []
+    for (what, count, measure), rows in alike.items():
+        values = sorted(float(row["value"]) for row in rows)
+        spread = f"{shown(values[0])}–{shown(values[-1])}" if len(rows) > 1 else ""
+        middle = f"{shown(median(rows, 'value'))} {rows[0]['unit']}"
+        body.append([what, count, measure, middle, spread, shown(median(rows, "load")), rows[-1]["note"]])
+    text = (
+        "The controller with simulated nodes, and its process for samples: CPU time by process, not wall, that of the "
+        "controller first. The nodes share the processors with them. The note is that of the last run. Compare within "
+        "this page: times depend on the load and the machine."
+    )
+    headings = ["what", "nodes", "measure", "median", "from–to", "load", "note"]
+    title = f"The head with {nodes} nodes"
+    write_page(sheet, title=title, says=text, body=table(headings, body), command=command)
+
+
+def measure_nodes(sheet: Sheet, nodes: int, jobs: int, seconds: float) -> None:
+    with Head(nodes) as head:
+        head.warm_up()
+        with Measured(sheet, head, "start") as start:
+            of, least = head.start_jobs(jobs)
+            note = f"{least} of {of} nodes, after the last submit"
+            start.add("until the ranks run", head.await_running(least), "s", note)
+        measure_steady(sheet, head, seconds)
+        measure_lines(sheet, head, seconds / 3)
+        measure_bulk(sheet, head, 10)
+        measure_lost(sheet, head)
+        measure_restart(sheet, head, head.liveness().count("ALIVE"))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -321,28 +341,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--past", type=int, default=10_000)
+    parser.add_argument("--past", type=int, default=10_000, help="past jobs, 0: none  [default: %(default)s]")
+    parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--results", type=Path, default=RESULTS)
     choice = parser.parse_args(argv)
     prefer(os.getpid())
-    with Sheet(choice.results, "head", COLUMNS) as sheet:
-        with Head(choice.nodes) as head:
-            head.warm_up()
-            with Measured(sheet, head, "start") as start:
-                of, least = head.start_jobs(choice.jobs)
-                note = f"{least} of {of} nodes, after the last submit"
-                start.add("until the ranks run", head.await_running(least), "s", note)
-            measure_steady(sheet, head, choice.seconds)
-            measure_lines(sheet, head, choice.seconds / 3)
-            measure_bulk(sheet, head, 10)
-            measure_lost(sheet, head)
-            measure_restart(sheet, head, head.liveness().count("ALIVE"))
-        measure_past(sheet, choice.past)
-    write_results(
-        sheet,
-        f"python -m benchmarks.head --nodes {choice.nodes} --jobs {choice.jobs} --seconds {choice.seconds:g}"
-        f" --past {choice.past}",
-    )
+    name = "head" if choice.nodes == FEW_NODES else f"head-{choice.nodes}"
+    with Sheet(choice.results, name, COLUMNS) as sheet:
+        for _ in range(choice.repeat):
+            measure_nodes(sheet, choice.nodes, choice.jobs, choice.seconds)
+        if choice.past:
+            measure_past(sheet, choice.past)
+    command = f"python -m benchmarks.head --nodes {choice.nodes} --jobs {choice.jobs} --seconds {choice.seconds:g}"
+    write_results(sheet, choice.nodes, f"{command} --past {choice.past} --repeat {choice.repeat}")
 
 
 if __name__ == "__main__":
