@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 from ascendrun.ascend.vocabularies import Value, alike, class_of, says, value_of_package, vocabulary, wording
 
 MOST_CHARACTERS = 120
 _CALLED = re.compile(r"([A-Za-z_][\w.]*)\(")
+PREFIXED = re.compile(r'^(?!\s*File )(?P<prefix>\S.{2,120}?)\s\sFile "[^"]+", line \d+')
+"""A frame behind the prefix that a logger writes on each line."""
 _CLASS = re.compile(r"\b(?:[a-z_]\w*\.)*[A-Z]\w*[a-z]\w*\b")
 
 
@@ -52,6 +54,30 @@ def module_of(file: str) -> str:
     _, is_standard, rest = name.rpartition("lib/python3")
     name = rest.partition("/")[2] if is_standard else name
     return name.rpartition(".")[0].replace("/", ".") if "." in name else name
+
+
+def without_logger(texts: Sequence[str]) -> list[str]:
+    """Return lines without the prefix of a logger that wrote frames among them."""
+    length = next((len(hit["prefix"]) for hit in map(PREFIXED.match, texts) if hit), 0)
+    return [text[length:] if length and not text[:1].isspace() else text for text in texts]
+
+
+class _Line(Protocol):
+    @property
+    def text(self) -> str: ...
+
+
+L = TypeVar("L", bound=_Line)
+
+
+def told_in(lines: Sequence[L]) -> list[L]:
+    """Return the lines that are no part of a traceback, behind a logger's prefix or without."""
+    bare = without_logger([line.text for line in lines])
+    return [line for line, text in zip(lines, bare) if not _is_of_traceback(text, is_bare=len(text) == len(line.text))]
+
+
+def _is_of_traceback(text: str, *, is_bare: bool) -> bool:
+    return says(text, "traceback", "part-of-traceback") or (text[:1].isspace() and not is_bare)
 
 
 class _Numbered(Protocol):

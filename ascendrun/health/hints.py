@@ -141,6 +141,14 @@ def raised_by_of(found: Classified, lang: str) -> list[str]:
     return first_text([name], lang) if found.given.get("PACKAGE") and found.domain in may_raise else []
 
 
+def place_of(found: Classified, where: str, lang: str) -> list[str]:
+    """Return where to read on about an exception: at `where`, "?": unknown. Then it may be of any package."""
+    if where != "?":
+        return [listed("diagnosis.see-traceback", where=where).render(lang)]
+    may_be_any = found.domain == "program" and not found.given.get("PACKAGE")
+    return [listed("diagnosis.see-output").render(lang), *first_text(["raised-unknown"] * may_be_any, lang)]
+
+
 def is_owned(found: Classified) -> bool:
     """Return whether the fix is known by numbers or by the owner: it comes before what the program advises."""
     return any(one.vocabulary in alike("knows-best") and one.domain == found.domain for one in found.why)

@@ -70,3 +70,11 @@ def test_a_cut_traceback_of_another_rank_is_named_if_the_first_has_no_output() -
 def test_a_whole_traceback_is_not_called_cut() -> None:
     found = explain(f"{HEAD}{OWN}RuntimeError: it failed for 3 reasons")
     assert "the traceback of rank" not in found.hint
+
+
+@pytest.mark.parametrize("process", ["", "(Worker rank=3 pid=85) ", "(Worker pid=85) "])
+def test_a_cut_traceback_behind_the_prefixes_of_a_process_and_a_logger_is_no_last_error(process: str) -> None:
+    logged = "failed: restarts\n" + HEAD + OWN + frame("/job/fit.py", "fit", "model.step(batch)", 88)
+    found = explain("".join(f"{process}ERROR 01-23 02:09:10 [pool.py:546] {line}\n" for line in logged.splitlines()))
+    assert "ends at `fit.py:88 in fit: model.step(batch)`" in found.hint
+    assert found.code == "error-line" and found.values["last"].endswith("failed: restarts")

@@ -30,7 +30,13 @@ MEASURED = {
     "listed": {"outside"},
 }
 OF_PACKAGE = {"program", "data", "environment"}
-OWN = {"raised-by": OF_PACKAGE, "raised-between": OF_PACKAGE, "ended-by": {"silent"}, "versions": {"environment"}}
+OWN = {
+    "raised-by": OF_PACKAGE,
+    "raised-between": OF_PACKAGE,
+    "raised-unknown": {"program"},
+    "ended-by": {"silent"},
+    "versions": {"environment"},
+}
 
 
 def domains() -> dict[str, set[str]]:

@@ -75,3 +75,18 @@ def test_a_list_of_possible_reasons_is_one_of_hints_and_no_fact(lead: str) -> No
 
 def test_a_lost_connection_without_such_a_list_is_of_the_network() -> None:
     assert explain("worker: connection error code 2").domain == "network"
+
+
+@pytest.mark.parametrize(
+    ("err", "is_told"),
+    [
+        ("RuntimeError: mixed plain and sharded tensors", True),
+        (
+            f'{HEAD}  File "/job/fit.py", line 8, in fit\n    fit()\nRuntimeError: mixed plain and sharded tensors',
+            False,
+        ),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/data/a.bin'", False),
+    ],
+)
+def test_an_exception_without_frames_may_be_a_defect_of_any_package(err: str, is_told: bool) -> None:
+    assert ("a package may have a defect" in explain(err).hint) is is_told

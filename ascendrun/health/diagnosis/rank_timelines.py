@@ -9,6 +9,7 @@ from dataclasses import replace
 from ascendrun.ascend.signatures import Hit, scan
 from ascendrun.ascend.vocabularies import alike, class_of, hides_cause, is_error_line, is_of_several, says, strength_of
 from ascendrun.core.dataclass import dataclass
+from ascendrun.health.cut_frames import told_in, without_logger
 from ascendrun.health.diagnosis import result
 from ascendrun.health.diagnosis.evidence import Evidence, Line, Moment, RankEvidence, moment, with_stamps
 from ascendrun.health.diagnosis.lines import rank_lines
@@ -87,7 +88,8 @@ def _frames(fatal: Fatal) -> Iterator[str]:
     """Yield the lines of its frames: without a head those shortly before it, without an exception what is there."""
     if fatal.chain is None:
         first = next((at for at in fatal.torn if fatal.is_terminal(at)), len(fatal.lines))
-        yield from (text for line in fatal.lines[first:] if (text := split_prefix(line.text)[2])[:1].isspace())
+        texts = without_logger([split_prefix(line.text)[2] for line in fatal.lines[first:]])
+        yield from (text for text in texts if text[:1].isspace())
         return
     for raised in fatal.chain.leading:
         is_torn = fatal.chain.kind == "torn" and raised.first == raised.last
@@ -135,7 +137,7 @@ def _details(fatal: Fatal) -> Iterator[Line]:
     chain = fatal.chain
     end = len(fatal.lines) if chain is None else chain.first
     closing_s = fatal.rank.exited_at_s if chain is None else fatal.lines[end].at_s
-    for line in fatal.lines[max(0, end - DETAIL_LINES) : end]:
+    for line in told_in(fatal.lines[max(0, end - DETAIL_LINES) : end]):
         is_near = line.at_s is None or closing_s is None or closing_s - line.at_s <= DETAIL_S
         is_stated = is_near and says(line.text, "logged-error", "stated")
         if is_stated and all(message.kind == "unreached" for message in peer_lines_of(line)):

@@ -121,7 +121,7 @@ def _of_exception(
     """Return cause and hints of an exception: what its message advises, then what helps, or of the program's own errors
     the words of the catalogue for their class."""
     where, fixes = values.get("where", "?"), steps.fixes_of(diagnosis, lang)
-    place = listed("diagnosis.see-output") if where == "?" else listed("diagnosis.see-traceback", where=where)
+    place = steps.place_of(diagnosis, where, lang)
     hits = [hit for hit in scan([(0, f"{values.get('type', '')}: ")]) if hit.signature.code.startswith("python-")]
     best = strongest(hits)
     known = Description("", "", "") if best is None else best.signature.words(lang)
@@ -131,9 +131,9 @@ def _of_exception(
     advised = [*fixes, *advice] if steps.is_owned(diagnosis) else [*advice, *fixes]
     ordered = [*advice, *raised_by, *fixes] if at_line else [*advised, *raised_by]
     if fixes or advice:
-        return known.cause or domain, [*ordered, place.render(lang)]
+        return known.cause or domain, [*ordered, *place]
     elsewhere = steps.first_text(["elsewhere"], lang) if says(values.get("message", ""), "points-elsewhere") else []
-    return known.cause or domain, [*elsewhere, *ordered, place.render(lang), known.hint]
+    return known.cause or domain, [*elsewhere, *ordered, *place, known.hint]
 
 
 def _sentence(diagnosis: Diagnosis, part: str, values: Mapping[str, str], lang: str) -> str:

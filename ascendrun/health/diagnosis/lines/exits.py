@@ -9,6 +9,7 @@ from itertools import islice, takewhile
 
 from ascendrun.ascend.vocabularies import alike, is_warning, says, strength_of, wording
 from ascendrun.core.jobfile.launchers import RAY
+from ascendrun.health.cut_frames import told_in
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence, moment
 from ascendrun.health.diagnosis.result import CAUSE, TEARDOWN, Proof, Suspect, proof_of
 from ascendrun.text import Text, listed
@@ -114,6 +115,7 @@ def _last_output(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
         [*islice((line for line in reversed(rank.lines) if line.stream == stream and _is_output(line)), most)][::-1]
         for stream, most in (("err", LAST_LINES), ("out", 5))
     )
+    errors = told_in(errors) or errors
     last_s = max((line.at_s for line in (*prints, *errors) if line.at_s is not None), default=0.0)
     recent = [line for line in (*prints, *errors) if line.at_s is None or last_s - line.at_s <= LAST_OUTPUT_S]
     stems = [line for line in recent if says(line.text, "error-stem") and not says(line.text, "part-of-traceback")]

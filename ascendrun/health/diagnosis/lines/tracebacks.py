@@ -8,12 +8,12 @@ from dataclasses import replace
 
 from ascendrun.ascend.vocabularies import alike, is_warning, says, wording
 from ascendrun.core.dataclass import dataclass
+from ascendrun.health.cut_frames import PREFIXED
 from ascendrun.health.diagnosis.evidence import Line
 from ascendrun.health.diagnosis.result import normalised
 
-_PREFIX = re.compile(r"^(?:\[(?:rank(?P<rank>\d+)\]:?|[A-Za-z_]*\d+\]:) ?|\((?:[\w.:-]+ )*pid=\d+[^)]*\) ?)+")
+_PREFIX = re.compile(r"^(?:\[(?:rank(?P<rank>\d+)\]:?|[A-Za-z_]*\d+\]:) ?|\((?:[\w.:=-]+ )*pid=\d+[^)]*\) ?)+")
 _BOX = ("│", "╭", "╰", "└", "┌")
-_PREFIXED = re.compile(r'^(?!\s*File )(?P<prefix>\S.{2,120}?)\s\sFile "[^"]+", line \d+')
 _TRACEBACK, _FRAME, _BOXED_FRAME = map(wording, ("traceback", "frame", "boxed-frame"))
 _SURE, _ANY, _BARE = wording("exception"), wording("name-and-message"), wording("bare-exception")
 TRACEBACK_HEAD = "Traceback (most recent call last)"
@@ -169,7 +169,7 @@ class _Parser:
             text = self._group[at][1]
             found = _TRACEBACK.match(text) if TRACEBACK_HEAD in text else None
             has_frame = found is None and 'File "' in text
-            if has_frame and _PREFIXED.match(text):
+            if has_frame and PREFIXED.match(text):
                 at = self._take_logged(at)
             elif found is None:
                 frame = _FRAME.match(text) if has_frame else None
@@ -260,7 +260,7 @@ class _Parser:
         while at < len(self._group) and noise <= NOISE_LIMIT:
             text = self._group[at][1]
             body = text[indent:] if text[:indent].strip(" \t|+") == "" else text
-            if not frames and not prefix and (logged := _PREFIXED.match(body)):
+            if not frames and not prefix and (logged := PREFIXED.match(body)):
                 prefix = len(logged["prefix"])  # a logger's, on every line
             if prefix and len(body) >= prefix and not body[:1].isspace():
                 body = body[prefix:]
