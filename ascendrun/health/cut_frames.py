@@ -8,9 +8,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple, Protocol, TypeVar
 
-from ascendrun.ascend.vocabularies import Value, alike, class_of, says, value_of_package, vocabulary, wording
+from ascendrun.ascend.vocabularies import (
+    Value,
+    alike,
+    class_of,
+    is_warning,
+    says,
+    value_of_package,
+    vocabulary,
+    wording,
+)
 
 MOST_CHARACTERS = 120
 _CALLED = re.compile(r"([A-Za-z_][\w.]*)\(")
@@ -65,6 +75,8 @@ def without_logger(texts: Sequence[str]) -> list[str]:
 class _Line(Protocol):
     @property
     def text(self) -> str: ...
+    @property
+    def stream(self) -> str: ...
 
 
 L = TypeVar("L", bound=_Line)
@@ -74,6 +86,20 @@ def told_in(lines: Sequence[L]) -> list[L]:
     """Return the lines that are no part of a traceback, behind a logger's prefix or without."""
     bare = without_logger([line.text for line in lines])
     return [line for line, text in zip(lines, bare) if not _is_of_traceback(text, is_bare=len(text) == len(line.text))]
+
+
+def last_of(lines: Sequence[L], stream: str, most: int) -> list[L]:
+    """Return the last lines of a stream without warnings, their source lines and, if there is anything else, parts of
+    tracebacks."""
+    own = [line for line in lines if line.stream == stream and line.text.strip()]
+    kept = (line for line, before in zip(reversed(own), [*own[-2::-1], None]) if not _is_of_warning(line, before))
+    plain = [*islice(kept, most)][::-1]
+    return told_in(plain) or plain
+
+
+def _is_of_warning(line: _Line, before: _Line | None) -> bool:
+    is_source = before is not None and line.text[:1].isspace() and is_warning(before.text)
+    return is_source or is_warning(line.text)
 
 
 def _is_of_traceback(text: str, *, is_bare: bool) -> bool:

@@ -90,3 +90,20 @@ def test_a_lost_connection_without_such_a_list_is_of_the_network() -> None:
 )
 def test_an_exception_without_frames_may_be_a_defect_of_any_package(err: str, is_told: bool) -> None:
     assert ("a package may have a defect" in explain(err).hint) is is_told
+
+
+def test_a_report_of_cann_with_its_code_in_brackets_is_the_detail() -> None:
+    report = (
+        "RuntimeError: attend:build/compiler_depend.ts:8 NPU function error: call aclnnAttendV3 failed, error code is "
+        "561002\n[ERROR] 2026-04-23-21:39:27 (PID:24, Device:4, RankID:4) ERR00100 PTA call acl api failed.\n"
+        "EZ9999: Inner Error!\nEZ9999[PID: 24] 2026-04-23-21:39:27.694.424 (EZ9999):  [CheckKShape] key has shape "
+        "[1, 5, 64], it should be equal to [1, 20, 64].[FUNC:CompareShape][FILE:tiling.cpp][LINE:351]\n"
+        "        TraceBack (most recent call last):\n       Attend do tiling failed, ret is -1.\n"
+    )
+    assert "key has shape [1, 5, 64]" in str(explain(report).values)
+
+
+def test_the_source_line_of_a_warning_is_no_last_output() -> None:
+    warned = "/env/lib/a.py:3: UserWarning: slow path\n  return slow()\n"
+    assert explain(warned).values["last"] == "-"
+    assert explain(f"{warned}giving up\n").values["last"] == "giving up"

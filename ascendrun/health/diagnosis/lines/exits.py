@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice, takewhile
+from itertools import takewhile
 
-from ascendrun.ascend.vocabularies import alike, is_warning, says, strength_of, wording
+from ascendrun.ascend.vocabularies import alike, says, strength_of, wording
 from ascendrun.core.jobfile.launchers import RAY
-from ascendrun.health.cut_frames import told_in
+from ascendrun.health.cut_frames import last_of
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence, moment
 from ascendrun.health.diagnosis.result import CAUSE, TEARDOWN, Proof, Suspect, proof_of
 from ascendrun.text import Text, listed
@@ -111,11 +111,7 @@ LAST_LINES, LAST_OUTPUT_S = 25, 30.0
 def _last_output(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
     """Return, of its last lines, the last error with the line before it, or with the logged errors just before it;
     otherwise the last lines of standard error. Warnings do not count."""
-    errors, prints = (
-        [*islice((line for line in reversed(rank.lines) if line.stream == stream and _is_output(line)), most)][::-1]
-        for stream, most in (("err", LAST_LINES), ("out", 5))
-    )
-    errors = told_in(errors) or errors
+    errors, prints = (last_of(rank.lines, stream, most) for stream, most in (("err", LAST_LINES), ("out", 5)))
     last_s = max((line.at_s for line in (*prints, *errors) if line.at_s is not None), default=0.0)
     recent = [line for line in (*prints, *errors) if line.at_s is None or last_s - line.at_s <= LAST_OUTPUT_S]
     stems = [line for line in recent if says(line.text, "error-stem") and not says(line.text, "part-of-traceback")]
@@ -128,10 +124,6 @@ def _last_output(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
 def _sentence(last: Sequence[Proof]) -> str:
     """Return the first of consecutive errors, which has the reason; else the last line."""
     return last[0 if all(says(proof.line, "logged-error") for proof in last) else -1].line[:200]
-
-
-def _is_output(line: Line) -> bool:
-    return bool(line.text.strip()) and not is_warning(line.text)
 
 
 def describe_end(rank: RankEvidence) -> Text:
