@@ -121,7 +121,8 @@ class Database:
         path = state_dir / cls.FILE_NAME
         with cls.raising_unusable(path):
             cls._expect_file(path)
-            store = cls(cls._connect(path, cls.BUSY_S if busy_s is None else busy_s), path) if path.exists() else None
+            waits_s = cls.BUSY_S if busy_s is None else busy_s
+            store = cls(cls._connect(path, waits_s, writes=False), path) if path.exists() else None
             try:
                 if store is None or version_of(store._db) == 0:
                     empty = cls(_in_memory(), path)
@@ -149,10 +150,11 @@ class Database:
         self._migrate()
 
     @classmethod
-    def _connect(cls, path: Path, busy_s: float) -> sqlite3.Connection:
+    def _connect(cls, path: Path, busy_s: float, *, writes: bool = True) -> sqlite3.Connection:
         connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
         try:
-            connection.execute("PRAGMA journal_mode = WAL")
+            if writes:  # of two that change the mode of a new file at the same time, one fails at once
+                connection.execute("PRAGMA journal_mode = WAL")
             connection.execute(f"PRAGMA synchronous = {cls.SYNCHRONOUS}")
         except BaseException:
             connection.close()

@@ -278,6 +278,13 @@ def test_a_file_of_a_newer_version_is_left_alone(store: SampleStore, tmp_path: P
             open_it(tmp_path)
 
 
+def test_a_reader_of_a_new_file_changes_nothing_in_it(tmp_path: Path) -> None:
+    (tmp_path / "samples.db").touch(0o600)
+    with SampleStore.open_for_reading(tmp_path) as reader:
+        assert reader.newest(since_s=0).devices == ()
+    assert [(path.name, path.stat().st_size) for path in tmp_path.iterdir()] == [("samples.db", 0)]
+
+
 def test_nobody_else_may_read_it(store: SampleStore, tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "samples.db").stat().st_mode) == 0o600
 
