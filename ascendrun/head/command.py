@@ -1,4 +1,4 @@
-"""Runner of a command of the settings: bounded in time and output, its session ends with it."""
+"""Runners of a command of the settings: bounded in time and output, its session ends with it; and of our modules."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import selectors
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -83,6 +84,13 @@ def run_command(
     else:
         how = Text("notice.hook-signal", "{program} was killed by signal {signal}", program=program, signal=-end.code)
     return end.code, redact_text(end.output.decode("utf-8", "replace").strip())[-SHOWN_CHARACTERS:], how
+
+
+def run_module(module: str, *arguments: str, stdin: bytes = b"", timeout_s: float) -> bytes:
+    """Run a module of this package as a child process, and return its output. Raises OSError and
+    subprocess.SubprocessError: it failed, for the reason in the controller's log."""
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.run(command, input=stdin, stdout=subprocess.PIPE, timeout=timeout_s, cwd="/", check=True).stdout
 
 
 class _Talk:

@@ -21,6 +21,7 @@ from ascendrun.core.jobs.outcome import judge_quickly
 from ascendrun.core.jobs.reasons import FirstFailure
 from ascendrun.core.jobs.restart import Failure, set_aside
 from ascendrun.head.agents.node_query import query_checkpoints
+from ascendrun.head.command import run_module
 from ascendrun.head.spool.artifact_store import is_outdated
 from ascendrun.head.state.state_dir import spool_dir
 from ascendrun.head.waiting import in_background
@@ -131,11 +132,8 @@ class Judging:
     def _run_child(self, job_id: str, attempt: int) -> Diagnosed | None:
         try:
             failpoint("judge.before_child")
-            command = [sys.executable, "-m", "ascendrun.query.explain", str(self._state_dir), job_id, str(attempt)]
-            ended = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=CHILD_S, cwd="/", check=True
-            )
-            values = json.loads(ended.stdout)
+            arguments = str(self._state_dir), job_id, str(attempt)
+            values = json.loads(run_module("ascendrun.query.explain", *arguments, timeout_s=CHILD_S))
             first = load_dataclass(FirstFailure, values["first"])
             return Diagnosed(attempt, load_dataclass(Failure, values["failure"]), values["last_step"], first)
         except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:

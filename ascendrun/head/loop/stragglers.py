@@ -9,13 +9,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
 from ascendrun.core.dataclass import dataclass
 from ascendrun.core.events import Event
 from ascendrun.core.jobs.job import Job, State
+from ascendrun.head.command import run_module
 from ascendrun.head.waiting import in_background
+from ascendrun.text import Text
 
 if TYPE_CHECKING:
     from ascendrun.head.loop.context import Context
@@ -95,17 +96,6 @@ def known_from_events(attempt: int, events: Iterable[Event]) -> Known:
     return Known(attempt, missing)
 
 
-def search(state_dir: Path, jobs: Sequence[Job]) -> tuple[Mapping[str, tuple[Straggler, ...]], float]:
-    """Return the stragglers of each job, and the CPU seconds of the child process that found them. Raises OSError and
-    subprocess.SubprocessError: it failed, for the reason in the controller's log."""
-    command = [sys.executable, "-m", "ascendrun.head.loop.straggler_search", str(state_dir)]
-    ended = subprocess.run(
-        command, input=pickle.dumps(list(jobs)), stdout=subprocess.PIPE, timeout=SEARCH_S, cwd="/", check=True
-    )
-    found: tuple[Mapping[str, tuple[Straggler, ...]], float] = pickle.loads(ended.stdout)
-    return found
-
-
 class StragglerMonitor:
     """Straggler monitor of the controller's thread; one search at a time."""
 
@@ -136,9 +126,13 @@ class StragglerMonitor:
         found: Mapping[str, tuple[Straggler, ...]] = {}
         took_s = 0.0
         try:
-            found, took_s = search(self._state_dir, jobs)
+            searched, data = "ascendrun.head.loop.straggler_search", pickle.dumps(list(jobs))
+            found, took_s = pickle.loads(run_module(searched, str(self._state_dir), stdin=data, timeout_s=SEARCH_S))
         except (OSError, subprocess.SubprocessError) as error:
-            print(f"controller: stragglers were not searched for: {error}", file=sys.stderr, flush=True)
+            what = "cannot search for stragglers: {error} (next search in {next_s:.0f} s, `{command}` shows the state)"
+            next_s = max(0.0, self._due - time.monotonic())
+            text = Text("controller.stragglers", what, error=str(error), next_s=next_s, command="ascendrun top")
+            print(f"controller: {text}", file=sys.stderr, flush=True)
         finally:
             self._post(partial(self._take, jobs, found, took_s=took_s))
 
