@@ -6,14 +6,17 @@ import os
 import pwd
 import queue
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
 import pytest
 
+from ascendrun.core.errors import UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.core.jobfile.model import Devices, JobSpec, Timeouts
 from ascendrun.core.jobs.fair_share import Account, FairShare, SharePolicy, Usage
@@ -55,14 +58,6 @@ class Head(World):
             self.shared, self.store.head_id, self.calls.put, partial(known_here, self.folder)
         )
 
-    def connect(self) -> None:
-        """Connect again: the kernel does not end what a closed server has accepted."""
-        self.context.close()
-        self.context.queue = SharedQueue(
-            self.shared, self.store.head_id, self.calls.put, partial(known_here, self.folder)
-        )
-        vars(self.jobs).pop("placement", None)
-
     def restart(self) -> None:
         self.context.close()
         super().restart()
@@ -85,6 +80,31 @@ class Head(World):
         return dict(self.now(job).reason.values)
 
 
+class Ending(QueueServer):
+    """A server whose `close` is that of its process: no connection is served by it after that."""
+
+    def __init__(self, *args: Any) -> None:
+        self._peers: list[socket.socket] | None = []
+        self._peers_lock = threading.Lock()
+        super().__init__(*args)
+
+    def take(self, peer: socket.socket, uid: int) -> None:
+        with self._peers_lock:
+            if self._peers is None:
+                peer.close()
+                return
+            self._peers.append(peer)
+        super().take(peer, uid)
+
+    def close(self) -> None:
+        super().close()
+        with self._peers_lock:
+            peers, self._peers = self._peers or [], None
+        for peer in peers:
+            with suppress(OSError):  # it has ended
+                peer.shutdown(socket.SHUT_RDWR)
+
+
 class Shared:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -101,7 +121,7 @@ class Shared:
         self.clock = Clock()
         self.board = Board(FairShare(SharePolicy(), Usage()), self.clock, self.clock)
         self.board.report("first", "h", ())
-        self.server = QueueServer(self.folder, self.board)
+        self.server = Ending(self.folder, self.board)
         self.server.start()
 
     def settle(self) -> None:
@@ -128,6 +148,14 @@ def heads(shared: Shared, tmp_path: Path) -> Iterator[tuple[Head, Head]]:
     for head in made:
         head.context.close()
         head.store.close()
+
+
+def test_no_connection_stays_with_a_server_that_was_closed(shared: Shared) -> None:
+    with QueueClient(shared.folder) as client:
+        client.call(ListQueue())
+        shared.server.close()
+        with pytest.raises(UnreachableError):
+            client.call(ListQueue())
 
 
 def test_two_controllers_use_a_host_one_after_the_other(heads: tuple[Head, Head]) -> None:
@@ -164,8 +192,6 @@ def test_without_its_server_jobs_wait_with_the_fix_and_running_ones_continue(
     running = one.running(N1)
     one.until(lambda: bool(QueueClient(one.shared).call(ListQueue()).rows))
     shared.server.close()
-    for head in heads:
-        head.connect()
     monkeypatch.setattr(clients, "FRESH_S", 0.0)
     waiting = two.job(N1)
     assert two.await_reason(waiting, "queue-away")["path"] == str(shared.folder)
@@ -193,7 +219,6 @@ def test_a_server_that_sends_what_is_no_frame_is_left_and_found_again(
 ) -> None:
     one, _ = heads
     shared.server.close()
-    one.connect()
     monkeypatch.setattr(clients, "FRESH_S", 0.0)
     with socket.socket(socket.AF_UNIX) as broken:
         broken.bind(str(shared.folder / QUEUE_NAME))
