@@ -7,12 +7,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
+from heapq import heappop, heappush
+from itertools import count
 from typing import TypeVar
 
 T = TypeVar("T")
 
 RETRY_S = 1.0
+_numbers = count()
 
 
 def get_within(items: queue.SimpleQueue[T], timeout_s: float) -> T:
@@ -48,22 +52,27 @@ def run_within(
         return
 
 
-def in_background(call: Callable[[], object], name: str) -> None:
-    """Run `call` in a thread of this name, and return at once: the thread may start later, in the order of the calls.
+def in_background(call: Callable[[], object], name: str, *, after_s: float = 0.0) -> None:
+    """Run `call` in a thread of this name, and return at once: the thread starts after so many seconds or more, in the
+    order of these times. Until then there is none for it.
 
     `Thread.start` waits until the thread runs: with hundreds of busy connections that took half a second. Where no
     thread can be started, it is tried again.
     """
-    _background().put((call, name))
+    _background().put((time.monotonic() + after_s, next(_numbers), call, name))
 
 
 @cache
-def _background() -> queue.SimpleQueue[tuple[Callable[[], object], str]]:
-    calls: queue.SimpleQueue[tuple[Callable[[], object], str]] = queue.SimpleQueue()
+def _background() -> queue.SimpleQueue[tuple[float, int, Callable[[], object], str]]:
+    calls: queue.SimpleQueue[tuple[float, int, Callable[[], object], str]] = queue.SimpleQueue()
 
     def start_all() -> None:
+        waiting: list[tuple[float, int, Callable[[], object], str]] = []
         while True:
-            _start(*calls.get())
+            with suppress(queue.Empty):
+                heappush(waiting, get_within(calls, waiting[0][0] - time.monotonic()) if waiting else calls.get())
+            while waiting and waiting[0][0] <= time.monotonic():
+                _start(*heappop(waiting)[2:])
 
     threading.Thread(target=start_all, name="background", daemon=True).start()
     return calls

@@ -208,12 +208,7 @@ def ask(links: Links, host: Host, request: Request[R], *, deadline_s: float, the
 
 def post_later(links: Links, seconds: float, call: Callable[[], None]) -> None:
     """Post a call to the controller's thread after some seconds."""
-
-    def wait() -> None:
-        time.sleep(seconds)
-        links.post(call)
-
-    in_background(wait, "later")
+    in_background(partial(links.post, call), "later", after_s=seconds)
 
 
 def dialled(host: Host) -> str:

@@ -76,12 +76,20 @@ def test_a_thread_that_cannot_be_started_is_started_later_and_those_after_it_too
     assert not refused.acquire(blocking=False)
 
 
+def test_a_call_that_waits_holds_up_none_behind_it() -> None:
+    ran: queue.SimpleQueue[float] = queue.SimpleQueue()
+    for after_s in (3600.0, 0.02, 0.0, 0.01):
+        in_background(partial(ran.put, after_s), "one of four", after_s=after_s)
+    assert {get_within(ran, 60.0) for _ in range(3)} == {0.0, 0.01, 0.02}
+
+
 def test_a_child_after_a_fork_has_a_background_too() -> None:
     def run_one() -> bool:
         ran: queue.SimpleQueue[int] = queue.SimpleQueue()
+        in_background(partial(ran.put, 2), "two", after_s=0.001)
         in_background(partial(ran.put, 1), "one")
         with suppress(queue.Empty):
-            return get_within(ran, 20.0) == 1
+            return {get_within(ran, 20.0), get_within(ran, 20.0)} == {1, 2}
         return False
 
     assert run_one()

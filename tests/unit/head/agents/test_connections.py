@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import queue
 import random
 import sys
 import threading
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ import pytest
 from ascendrun.core.errors import AgentVersionError, SupersededError, UnreachableError
 from ascendrun.core.hosts import Host
 from ascendrun.head.agents import connections
-from ascendrun.head.agents.connections import COMMAND, MAGIC, Connections
+from ascendrun.head.agents.connections import COMMAND, MAGIC, Connections, post_later
 from ascendrun.head.loop.operations import Operations
 from ascendrun.head.protocol import control_messages as messages
 from ascendrun.head.protocol import remote
@@ -20,9 +23,22 @@ from ascendrun.head.protocol.agent_bootstrap import LOGIN_BYTES, AgentBootstrap,
 from ascendrun.head.protocol.agent_messages import Exec, ExecReply, Ping, Pong
 from ascendrun.head.protocol.remote import FLOOD_FRAMES, AgentConnection, Reply, read_reply
 from ascendrun.head.ssh.transport import COMMAND_ENDED, Receiver, StreamClosedError
+from ascendrun.head.waiting import get_within
 from ascendrun.node import wire
 from ascendrun.text import Text
+from tests.lib.background import join_threads
 from tests.lib.vcluster.processes import await_true
+
+
+def test_a_call_that_waits_has_no_thread() -> None:
+    posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+    links: Any = SimpleNamespace(post=posted.put)
+    for _ in range(64):
+        post_later(links, 3600.0, list)
+    post_later(links, 0.001, dict)
+    assert get_within(posted, 60.0) is dict
+    join_threads("ended")  # those before it are started
+    assert sum(thread.name == "later" for thread in threading.enumerate()) <= 1
 
 
 class Nowhere:
