@@ -53,7 +53,7 @@ def make_private_dir(path: str) -> None:
         os.chmod(path, 0o700)
 
 
-def write_all(fd: int, data: bytes) -> None:
+def write_all(fd: int, data: bytes | memoryview) -> None:
     """Write all of `data`, even if the kernel writes less per call. Raises OSError."""
     view = memoryview(data)
     while view:

@@ -176,7 +176,7 @@ def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> N
     identity = Relay({}).identity
     port = ask(file_messages.Offer(put.to_header(), identity)).port
     whole = replace(put, sha256=sha256).to_header()
-    assert ask(file_messages.Take(whole, identity, ["127.0.0.1"], port)).done
+    assert ask(file_messages.Take(whole, identity, ["127.0.0.1"], port, 3.0)).done
     assert (tmp_path / "put").read_bytes() == b"abc"
     ask(messages.Stop(TAG, True, 0.0, "user", by="wang@login1"))
     taken = json.loads(Path(layout.attempt_dir(str(node.root), TAG), layout.STOP_TAKEN).read_bytes())

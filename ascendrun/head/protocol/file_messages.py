@@ -101,12 +101,13 @@ class TakeReply(PutFileReply):
 
 
 class Take(Request[TakeReply], op="take"):
-    """As for `put`, with bytes that another node offers at one of the addresses."""
+    """As for `put`, with bytes that another node offers at one of the addresses, for at most `seconds`."""
 
     put: Mapping[str, Any]
     identity: str
     addresses: Sequence[str]
     port: int
+    seconds: float
 
 
 class FilesReply(Message):

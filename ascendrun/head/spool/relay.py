@@ -23,11 +23,11 @@ from ascendrun.head.protocol.messages import Request
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool.transfer import (
     BLOCK_S,
-    HASH_BYTES_PER_S,
     LOST,
     Ask,
     Put,
     TransferError,
+    finish_s,
     message_of,
     put,
     send_file,
@@ -40,6 +40,9 @@ DIRECT, FAN_OUT = 4, 4
 """Hosts that this machine, and a host, send to at a time; with fewer than twice as many there is no relay."""
 RELAY_BYTES = 4 << 20
 """A smaller file is sent sooner than its relay is arranged."""
+TAKE_S, MOST_TAKE_S, TAKES_PER_S = 3.0, 30.0, 10
+"""How long a host reads from another one before it replies how far it is: longer with many hosts, so that there are few
+replies a second. After each the two make a new connection."""
 PATIENCE, UNMET = 10, 5
 """Replies without a new byte after which a host has another source, which may wait for bytes itself; and as how many of
 them a reply counts if the source accepted no connection."""
@@ -112,6 +115,11 @@ class Relay:
                 with self._lock:
                     steps.close()
                 raise
+
+    @property
+    def take_s(self) -> float:
+        """Return how long one request to take lasts."""
+        return min(MOST_TAKE_S, max(TAKE_S, len(self.addresses) / TAKES_PER_S))
 
     @cached_property
     def identity(self) -> str:
@@ -189,10 +197,11 @@ class Exchange:
         return Source(host, message_of(reply).port, FAN_OUT)
 
     def _read(self, source: Source, have: int, arrived: Callable[[int], None]) -> Relaying[tuple[int, bool]]:
-        take = Take(self._put, self._relay.identity, self._relay.addresses[source.host or ""], source.port)
-        stalls = 0
+        addresses, seconds = self._relay.addresses[source.host or ""], self._relay.take_s
+        take = Take(self._put, self._relay.identity, addresses, source.port, seconds)
+        deadline_s, stalls = seconds + finish_s(self._request.size_bytes), 0
         while stalls < PATIENCE and source in self._sources:
-            reply = message_of((yield take, b"", BLOCK_S + self._request.size_bytes / HASH_BYTES_PER_S))
+            reply = message_of((yield take, b"", deadline_s))
             if reply.done:
                 return reply.have, True
             self._passed += max(0, reply.have - have)

@@ -22,8 +22,8 @@ from ascendrun.text import Text
 class TreePush:
     """Sends a job's trees to one host, one request at a time.
 
-    `query(request, body, then)` calls the agent; `done` is called once, with why it failed, None: they are there.
-    `relay`: of this round, None: this machine sends everything.
+    `query(request, body, deadline_s, then)` calls the agent; `done` is called once, with why it failed, None: they are
+    there. `relay`: of this round, None: this machine sends everything.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class TreePush:
         state_dir: Path,
         trees: Sequence[Tree],
         *,
-        query: Callable[[Request[Any], bytes, Callable[[Reply[Any]], None]], None],
+        query: Callable[[Request[Any], bytes, float, Callable[[Reply[Any]], None]], None],
         done: Callable[[Failure | None], None],
         host: str = "",
         relay: Relay | None = None,
@@ -56,7 +56,7 @@ class TreePush:
             self._done(error.failure)
         else:
             if step is not None:
-                self._query(step[0], step[1], lambda reply: self._go_on(partial(self._steps.send, reply)))
+                self._query(*step, lambda reply: self._go_on(partial(self._steps.send, reply)))
 
     def _send_all(self, state_dir: Path, trees: Sequence[Tree]) -> Relaying[None]:
         before = 0

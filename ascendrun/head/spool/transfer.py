@@ -31,8 +31,9 @@ from ascendrun.text import Text
 
 LIST_S = 120.0
 BLOCK_S = 60.0
-HASH_BYTES_PER_S = 20 << 20
-"""Slowest disk for which a hash is awaited."""
+FINISH_BYTES_PER_S = 2 << 20
+"""Slowest disk for which the reply about a whole file is awaited: it is written out, or read again, while other hosts
+may use the same disk."""
 TRIES = 3
 LOST = ("connection-lost", "deadline")
 """Errors after which the same transfer may succeed later."""
@@ -182,8 +183,7 @@ def _fetch_file(ask: Ask, run: str | None, file: RemoteFile, arrived: Callable[[
                 other.unlink(missing_ok=True)
         now, sha256 = _fetch_blocks(ask, run, file, arrived)
         if now == file:
-            seconds = BLOCK_S + file.size / HASH_BYTES_PER_S
-            if message_of(ask(ReadOutput(run, file.path), deadline_s=seconds)).sha256 == sha256:
+            if message_of(ask(ReadOutput(run, file.path), deadline_s=finish_s(file.size))).sha256 == sha256:
                 os.utime(file.part, ns=(file.mtime_ns, file.mtime_ns))
                 os.replace(file.part, file.target)
                 sync_dir(str(file.target.parent))
@@ -304,8 +304,7 @@ def send_file(path: Path, request: Put, arrived: Callable[[int], None]) -> Steps
             if isinstance(request, PutFile) and (facts.st_size, facts.st_mtime_ns) != (size, request.mtime_ns):
                 break
         if not is_done and have == size:
-            seconds = BLOCK_S + size / HASH_BYTES_PER_S
-            _, is_done = yield from put(replace(request, sha256=digest.hexdigest()), seconds=seconds)
+            _, is_done = yield from put(replace(request, sha256=digest.hexdigest()), seconds=finish_s(size))
         if is_done:
             return
     what = Text("outputs.sent-changing", "{path} changes while it is sent", path=path)
@@ -318,6 +317,11 @@ def put(
     """Return the bytes that the node has, and whether the file has its place."""
     message = message_of((yield request, body, seconds))
     return message.have, message.done
+
+
+def finish_s(size: int) -> float:
+    """Return how long to wait for a reply about a whole file."""
+    return BLOCK_S + size / FINISH_BYTES_PER_S
 
 
 def make_folder(folder: Path) -> None:

@@ -84,6 +84,20 @@ class Operations:
 
         return file_place(self._root, put)
 
+    def _put(self, put: dict[str, Any], body: bytes) -> dict[str, Any]:
+        if "tree" in put:
+            return self._trees().put(put["tree"], put, body)
+        done: dict[str, Any] = _transfer().put_file(self._root, put, body)
+        return done
+
+    def _take(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Read from another node what is not here yet: an earlier request may have completed it after its deadline."""
+        found = self._put(dict(request["put"], sha256=None), b"")
+        if found["done"]:
+            return dict(found, is_met=True)
+        taken: dict[str, Any] = _relay().take(*self._place(request["put"]), request)
+        return taken
+
     def commands(self) -> Commands:
         from ascendrun.node.agent.execute import Commands
 
@@ -134,10 +148,10 @@ class Operations:
             "grep": Operation(lambda r, body: self._grep(r), "own", None),
             "outputs": Operation(simple(lambda r: _transfer().list_outputs(root, r)), "own", None),
             "read_output": Operation(lambda r, body: _transfer().read_output(root, r), "own", None),
-            "put_tree": Operation(lambda r, body: (self._trees().put(r["tree"], r, body), b""), "own", 600),
+            "put_tree": Operation(lambda r, body: (self._put(r, body), b""), "own", None),
             "offer": Operation(simple(lambda r: _relay().offer(self._place(r["put"])[0], r)), "own", 30),
-            "take": Operation(simple(lambda r: _relay().take(*self._place(r["put"]), r)), "own", 600),
-            "put_file": Operation(lambda r, body: (_transfer().put_file(root, r, body), b""), "own", None),
+            "take": Operation(simple(self._take), "own", None),
+            "put_file": Operation(lambda r, body: (self._put(r, body), b""), "own", None),
         }
 
     def _probe(self, request: dict[str, Any]) -> dict[str, Any]:

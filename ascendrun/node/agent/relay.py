@@ -1,8 +1,8 @@
 """A file that this node receives, passed on to other nodes while it arrives, so that the head sends few copies.
 
     offer  {put, identity}                  -> {port}: other nodes may read there what has arrived
-    take   {put, identity, addresses, port} -> {have, done, is_met}: as for `put`, with bytes of another node's offer;
-                                               is_met: it accepted a connection
+    take   {put, identity, addresses, port, seconds} -> {have, done, is_met}: as for `put`, with bytes of another node's
+                                               offer, for at most `seconds`; is_met: it accepted a connection
 
 `put`: the request put_tree or put_file for it, of a file with its hash.
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import struct
 import threading
@@ -34,9 +35,11 @@ IDLE_S = 30.0
 """An offer without a reader closes."""
 STALL_S = 10.0
 """Of a reader or a sender that gives no sign."""
-TAKE_S = 3.0
-"""The reply then tells the head how far the transfer is, and the next request continues it."""
-LOOK_S = 0.02
+QUIET_S = 3.0
+"""Without a new byte, a request to take ends: the head decides what follows."""
+LOOK_S, MOST_LOOK_S = 0.02, 0.3
+"""Pauses of a sender that has nothing new: the first, doubled up to the last. With hundreds of nodes on a slow way they
+add up."""
 _OFFSET = struct.Struct(">Q")
 
 
@@ -104,15 +107,16 @@ def _pass_on(plain: socket.socket, context: ssl.SSLContext, fd: int, size: int) 
         plain.settimeout(STALL_S)
         with context.wrap_socket(plain, server_side=True) as connection:
             (at,) = _OFFSET.unpack(_read(connection, _OFFSET.size))
-            stalled_at = time.monotonic() + STALL_S
+            stalled_at, pause_s = time.monotonic() + STALL_S, LOOK_S
             while at < size and time.monotonic() < stalled_at:
                 data = os.pread(fd, BLOCK_BYTES, at)
                 if data:
                     connection.sendall(data)
                     at += len(data)
-                    stalled_at = time.monotonic() + STALL_S
+                    stalled_at, pause_s = time.monotonic() + STALL_S, LOOK_S
                 else:
-                    time.sleep(LOOK_S)
+                    time.sleep(pause_s)
+                    pause_s = min(2 * pause_s, MOST_LOOK_S)
 
 
 def _read(connection: socket.socket, length: int) -> bytes:
@@ -126,16 +130,16 @@ def _read(connection: socket.socket, length: int) -> bytes:
 
 
 def take(part: str, complete: Callable[[int], bool], request: dict[str, Any]) -> dict[str, Any]:
-    """Read the part from another node for at most TAKE_S, and complete it: as take_block. The reply of a node that
+    """Read the part from another node for at most `seconds`, and complete it: as take_block. The reply of a node that
     could not read more has the bytes of before. Raises OperationError."""
     size, folder = int(request["put"]["size_bytes"]), os.path.dirname(part)
-    is_met = False
+    is_met, ends_at = False, time.monotonic() + float(request["seconds"])
     try:
         context = tls_context(request["identity"], folder, is_server=False)
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             have = os.fstat(fd).st_size
-            for data in _blocks(request["addresses"], int(request["port"]), context, have, size):
+            for data in _blocks(request["addresses"], int(request["port"]), context, have, size, ends_at):
                 is_met = True
                 write_all(fd, data)
                 have += len(data)
@@ -154,19 +158,32 @@ def take(part: str, complete: Callable[[int], bool], request: dict[str, Any]) ->
     return {**reply, "is_met": is_met}
 
 
-def _blocks(addresses: Sequence[str], port: int, context: ssl.SSLContext, have: int, size: int) -> Iterator[bytes]:
+def _blocks(
+    addresses: Sequence[str], port: int, context: ssl.SSLContext, have: int, size: int, ends_at: float
+) -> Iterator[bytes | memoryview]:
     """Yield b"" for an address that accepts a connection, then what the node sends from `have` on, until it is
-    complete, TAKE_S are over or the connection ends."""
-    ends_at = time.monotonic() + TAKE_S
+    complete, the time `ends_at` comes, no byte comes for QUIET_S or the connection ends. A block is valid until the
+    next one."""
+    memory = memoryview(bytearray(BLOCK_BYTES))
     for address in addresses:
-        with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=TAKE_S) as plain:
+        with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=QUIET_S) as plain:
             yield b""
             with context.wrap_socket(plain) as connection:
                 connection.sendall(_OFFSET.pack(have))
                 while have < size and time.monotonic() < ends_at:
-                    data = connection.recv(min(BLOCK_BYTES, size - have))
-                    if not data:
+                    count = _receive(connection, memory[: size - have])
+                    if not count:
                         return
-                    have += len(data)
-                    yield data
+                    have += count
+                    yield memory[:count]
                 return
+
+
+def _receive(connection: ssl.SSLSocket, memory: memoryview) -> int:
+    """Wait for bytes and read what has arrived; return how many, 0: the connection has ended. A read of TLS has 16 kB
+    at most, and a write to the disk for each would cost as much as all else."""
+    count = more = connection.recv_into(memory)
+    while more and count < len(memory) and (connection.pending() or select.select([connection], [], [], 0)[0]):
+        more = connection.recv_into(memory[count:])
+        count += more
+    return count

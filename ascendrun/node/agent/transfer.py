@@ -254,7 +254,10 @@ def file_place(root: str, request: dict[str, Any]) -> tuple[str, Callable[[int],
             return False
         os.fchmod(fd, mode)
         os.utime(fd, ns=(mtime_ns, mtime_ns))
-        os.replace(part, path)
+        try:
+            os.replace(part, path)
+        except FileNotFoundError:  # the request was repeated while this one still worked
+            return is_complete(path, int(request["size_bytes"]), mtime_ns)
         sync_dir(folder)
         return True
 

@@ -309,7 +309,9 @@ class JobStart:
         push = TreePush(
             self._live.context.state_dir,
             self._live.trees,
-            query=lambda request, body, then: self._live.call(host, request, body, deadline_s=STAGE_S, then=then),
+            query=lambda request, body, deadline_s, then: self._live.call(
+                host, request, body, deadline_s=max(STAGE_S, deadline_s), then=then
+            ),
             done=done,
             host=host,
             relay=relay,

@@ -1,5 +1,6 @@
 """A large file on its way to many hosts, from one to the next."""
 
+import hashlib
 import io
 import queue
 import sys
@@ -16,16 +17,17 @@ import pytest
 
 from ascendrun.core.jobs.plan import Tree
 from ascendrun.core.node_messages import Failure
-from ascendrun.head.protocol.file_messages import Offer, PutTree, Take, TakeReply
+from ascendrun.head.protocol.file_messages import Offer, PutFile, PutTree, Take, TakeReply
 from ascendrun.head.protocol.messages import R, Request
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool import relay
 from ascendrun.head.spool.relay import Relay
 from ascendrun.head.spool.staging import TreePush
-from ascendrun.head.spool.transfer import send_files
+from ascendrun.head.spool.transfer import finish_s, send_files
 from ascendrun.head.state.state_dir import tree_file
 from ascendrun.node import layout, tree_hash
 from ascendrun.node.agent import relay as node_relay
+from ascendrun.node.agent import transfer as node_transfer
 from ascendrun.node.agent.operations import Operations
 from ascendrun.node.agent.trees import Trees
 from ascendrun.node.op_errors import OperationError
@@ -68,7 +70,7 @@ class World:
             push = TreePush(
                 self.folder,
                 [self.tree],
-                query=lambda request, body, then, host=host: self._query(host, request, body, then),  # type: ignore[misc]
+                query=lambda request, body, deadline_s, then, host=host: self._query(host, request, body, then),  # type: ignore[misc]
                 done=lambda failure, host=host: self.ended.__setitem__(host, failure),  # type: ignore[misc]
                 host=host,
                 relay=passed_on,
@@ -168,7 +170,7 @@ def test_hosts_without_tls_are_served_by_this_machine(world: World, monkeypatch:
 def test_hosts_that_cannot_reach_each_other_are_served_by_this_machine(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_relay, "TAKE_S", 0.1)
+    monkeypatch.setattr(node_relay, "QUIET_S", 0.1)
     tried: list[str] = []
     world.begun = lambda host, request: tried.extend([host] * isinstance(request, Take))
     world.send(HOSTS, address="")
@@ -189,13 +191,13 @@ def test_this_machine_sends_to_few_hosts_and_they_to_the_others(world: World) ->
 
 
 def test_a_source_that_has_nothing_yet_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    take_s, takes, are_many = node_relay.TAKE_S, list[str](), threading.Event()
-    monkeypatch.setattr(node_relay, "TAKE_S", 0.1)
+    quiet_s, takes, are_many = node_relay.QUIET_S, list[str](), threading.Event()
+    monkeypatch.setattr(node_relay, "QUIET_S", 0.1)
 
     def hold_back(host: str, request: Any) -> None:
         takes.extend([host] * isinstance(request, Take))
         if len(takes) > 4 * len(HOSTS):
-            node_relay.TAKE_S = take_s  # a handshake may take longer than 0.1 s
+            node_relay.QUIET_S = quiet_s  # a handshake may take longer than 0.1 s
             are_many.set()
         if isinstance(request, PutTree) and request.offset is not None:
             are_many.wait(60.0)
@@ -227,7 +229,7 @@ def test_only_who_has_the_identity_of_the_round_reads_an_offer(world: World) -> 
         world.perform(host, request)
     port = world.perform("giver", Offer(request.to_header(), first.identity)).port
     world.perform("giver", replace(request, offset=0), packed[:1000])
-    stranger, member = (Take(request.to_header(), one.identity, ["127.0.0.1"], port) for one in (Relay({}), first))
+    stranger, member = (Take(request.to_header(), one.identity, ["127.0.0.1"], port, 3.0) for one in (Relay({}), first))
     assert world.perform("taker", stranger) == TakeReply(0, False, is_met=True)
     assert world.perform("taker", member) == TakeReply(1000, False, is_met=True)
 
@@ -246,7 +248,7 @@ def test_a_reader_continues_with_another_source_where_the_first_one_ended(world:
     with open(part, "ab") as file:
         file.write(packed[half:])
     from_first, from_second = (
-        Take(request.to_header(), passed_on.identity, ["127.0.0.1"], port) for port in (first, second)
+        Take(request.to_header(), passed_on.identity, ["127.0.0.1"], port, 3.0) for port in (first, second)
     )
     assert world.perform("taker", from_first) == TakeReply(half, False, is_met=True)
     assert world.perform("taker", from_second) == TakeReply(len(packed), True, is_met=True), "not from its start"
@@ -260,3 +262,36 @@ def test_a_host_never_gets_a_file_by_way_of_itself(world: World) -> None:
     exchange._source_of = {"b": a}
     assert exchange._find("a", may_read=True) is None
     assert exchange._find("c", may_read=True) is a
+
+
+def test_a_host_that_has_the_file_takes_nothing_more(world: World) -> None:
+    weights = world.folder / "source" / "weights"
+    size, sha256 = weights.stat().st_size, hashlib.sha256(weights.read_bytes()).hexdigest()
+    request = PutFile("run-1", "weights", size, 1, 0o600)
+    take = Take(replace(request, sha256=sha256).to_header(), Relay({}).identity, [], 1, 3.0)
+    world.perform("n0", replace(request, offset=0), weights.read_bytes())
+    assert world.perform("n0", take) == TakeReply(size, True), "completed: no source is needed"
+    assert world.perform("n0", take) == TakeReply(size, True, is_met=True), "the reply to the first one came too late"
+    assert [path.name for path in Path(layout.work_dir(str(world.folder / "n0"), "run-1")).iterdir()] == ["weights"]
+
+
+def test_two_requests_may_complete_the_same_file_at_once(world: World) -> None:
+    weights = (world.folder / "source" / "weights").read_bytes()
+    request = PutFile("run-1", "weights", len(weights), 1, 0o600, sha256=hashlib.sha256(weights).hexdigest())
+    world.perform("n0", replace(request, sha256=None, offset=0), weights)
+    part, complete = node_transfer.file_place(str(world.folder / "n0"), request.to_header())
+    with open(part, "r+b") as first, open(part, "r+b") as second:
+        assert complete(first.fileno()) and complete(second.fileno())
+
+
+def test_hosts_reply_more_rarely_the_more_they_are(world: World) -> None:
+    seconds = set[float]()
+    world.begun = lambda host, request: seconds.update({request.seconds} if isinstance(request, Take) else ())
+    world.send(HOSTS)
+    assert seconds == {relay.TAKE_S}
+    few, many, most = (Relay(dict.fromkeys(map(str, range(count)), ())).take_s for count in (30, 256, 9999))
+    assert relay.TAKE_S == few < many < most == relay.MOST_TAKE_S
+
+
+def test_a_slow_disk_under_a_complete_file_is_waited_for() -> None:
+    assert finish_s(500 << 20) > 250, "hosts that share a disk write out 500 MB for minutes"

@@ -10,6 +10,7 @@ from ascendrun.head.protocol.file_messages import PutFileReply
 from ascendrun.head.protocol.remote import Reply
 from ascendrun.head.spool import transfer
 from ascendrun.head.spool.staging import TreePush, push_once_per_home
+from ascendrun.head.spool.transfer import BLOCK_S
 from ascendrun.head.state.state_dir import tree_file
 
 
@@ -21,8 +22,9 @@ def test_bytes_are_counted_as_they_arrive_and_when_they_are_there(tmp_path: Path
     seen: list[tuple[int, int | None]] = []
     cut = [4]
 
-    def ask(request: Any, body: bytes, then: Callable[[Reply[Any]], None]) -> None:
+    def ask(request: Any, body: bytes, deadline_s: float, then: Callable[[Reply[Any]], None]) -> None:
         seen.append((push.done_bytes, request.offset))
+        assert deadline_s >= BLOCK_S, "a disk may be slow"
         if cut and request.offset == cut[0]:
             cut.pop()
             then(Reply(None, error=Failure("connection-lost", "cut")))
