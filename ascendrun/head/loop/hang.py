@@ -26,6 +26,7 @@ from ascendrun.node.files import write_json
 from ascendrun.text import Text
 
 if TYPE_CHECKING:
+    from ascendrun.core.jobfile.model import JobSpec
     from ascendrun.core.metrics import MetricsLine
     from ascendrun.core.samples import DeviceSample, Newest, RankSample
     from ascendrun.head.loop.context import Context
@@ -259,9 +260,7 @@ class HangMonitor:
         self._watched = {job_id: one for job_id, one in self._watched.items() if job_id in self._runners}
         if not self._runners:
             return
-        questions = [
-            (runner.job, self._base(runner), runner.spec.sampling.interval_s) for runner in self._runners.values()
-        ]
+        questions = [(runner.job, self._base(runner), runner.spec) for runner in self._runners.values()]
         self._is_looking = True
         in_background(partial(self._look, questions), "hangs")
 
@@ -289,23 +288,24 @@ class HangMonitor:
             may_restart=can_restart_without(replace(job, unconfirmed=silent), silent, frozenset(silent)),
         )
 
-    def _look(self, questions: Sequence[tuple[Job, Look, float]]) -> None:
-        looks: list[tuple[str, Look]] = []
+    def _look(self, questions: Sequence[tuple[Job, Look, JobSpec]]) -> None:
+        looks: list[tuple[str, Look, bool]] = []
         now_s = time.time()
-        since_s = {job.id: now_s - max(FRESH_S, FRESH_SAMPLES * interval_s) for job, _, interval_s in questions}
+        since_s = {job.id: now_s - max(FRESH_S, FRESH_SAMPLES * spec.sampling.interval_s) for job, _, spec in questions}
         try:
             newest = read_newest(self._state_dir, since_s=min(since_s.values()))
-            for job, base, _ in questions:
+            for job, base, spec in questions:
                 watched = self._watched.get(job.id)
                 if watched is not None:
-                    looks.append((job.id, watched.reader.look(job, base, newest, since_s=since_s[job.id])))
+                    look = watched.reader.look(job, base, newest, since_s=since_s[job.id])
+                    looks.append((job.id, look, self._is_apart(watched, job, spec)))
         finally:
             took_s = time.thread_time()
             self._post(partial(self._take, looks, took_s))
 
-    def _take(self, looks: Sequence[tuple[str, Look]], took_s: float) -> None:
+    def _take(self, looks: Sequence[tuple[str, Look, bool]], took_s: float) -> None:
         self._is_looking, self._took_s = False, took_s
-        for job_id, look in looks:
+        for job_id, look, is_apart in looks:
             watched, runner = self._watched.get(job_id), self._runners.get(job_id)
             if watched is None or runner is None or runner.job.attempt != watched.attempt:
                 continue
@@ -314,16 +314,18 @@ class HangMonitor:
             if world is not None and world[1] < runner.job.rank_count:
                 self._steps.note_separate(job_id, watched.attempt, *world)
             alone_on = self._steps.alone_on(job_id, watched.attempt, for_s=0.0)
-            if alone_on is not None and self._is_apart(watched, runner):
+            if alone_on is not None and is_apart:
                 self._steps.note_separate(job_id, watched.attempt, alone_on, 1)
             self._judge(runner, watched, look)
 
-    def _is_apart(self, watched: _Watched, runner: JobRunner) -> bool:
-        """Return whether steps of a rank 0 that is connected to no other are those of separate trainings."""
-        pattern, job = runner.spec.progress.pattern, runner.job
+    def _is_apart(self, watched: _Watched, job: Job, spec: JobSpec) -> bool:
+        """Return whether rank 0 is connected to no other, and has steps of a separate training. Reads its output."""
+        if self._steps.alone_on(job.id, watched.attempt, for_s=0.0) is None:
+            return False
+        pattern = spec.progress.pattern
         watched.equal_looks = watched.equal_looks + 1 if watched.reader.has_equal_losses(pattern) else 0
         is_long = self._steps.alone_on(job.id, watched.attempt, for_s=ALONE_S) is not None
-        looks = 1 + runner.spec.sampling.interval_s / LOOK_S  # with a sample between the first and the last
+        looks = 1 + spec.sampling.interval_s / LOOK_S  # with a sample between the first and the last
         return watched.equal_looks > looks or (is_long and watched.reader.trains(pattern))
 
     def _judge(self, runner: JobRunner, watched: _Watched, look: Look) -> None:

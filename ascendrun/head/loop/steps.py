@@ -121,7 +121,7 @@ class JobSteps:
 
     def alone_on(self, job_id: str, attempt: int, *, for_s: float) -> str | None:
         """Return the host of a rank 0 without a connection to another rank for so long; None: it has one, or it is not
-        known."""
+        known. Any thread."""
         noted, host, since_s = self._alone.get(job_id, (0, "", 0.0))
         return host if noted == attempt and time.monotonic() - since_s >= for_s else None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from ascendrun.core.jobfile.model import JobSpec, Timeouts
 from ascendrun.core.jobs.draft import can_restart_without
 from ascendrun.core.jobs.job import Job, NodeProgress, Phase, State
 from ascendrun.core.jobs.restart import RestartPolicy
-from ascendrun.core.samples import Newest, RankSample
+from ascendrun.core.samples import RankSample
 from ascendrun.head.loop import hang
 from ascendrun.head.loop.hang import HangMonitor, JobReader, _Watched, read_newest
 from ascendrun.head.protocol.agent_messages import StacksReply
@@ -164,9 +165,35 @@ def test_steps_of_a_rank_that_is_connected_to_no_other_are_those_of_separate_tra
     monitor._watched[job.id] = _Watched(world.folder, job, Windows(), is_reported=False)
     for is_alone in alone:
         world.context.steps.note_alone(job.id, job.attempt, "n1", is_alone)
-    monitor._take([(job.id, Look(0.0, 3600.0, {}))], 0.0)
+    look_once(monitor, job)
     told = [event for event in world.context.steps.events_of(job.id) if event.code == "separate-trainings"]
     assert [(event.hosts, dict(event.values)) for event in told] == [(("n1",), {"world_size": 1})] * is_told
+
+
+def test_the_loop_reads_no_output_of_a_rank_that_is_connected_to_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hang, "ALONE_S", 0.0)
+    job = world.running(N1)
+    path = spool_dir(world.folder, job.id, job.attempt) / "n1" / "rank-0.out.0"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("step 5 loss 2.0\n")
+    monitor = HangMonitor(world.context)
+    monitor._runners = dict(world.context.steps.runners)
+    monitor._watched[job.id] = _Watched(world.folder, job, Windows(), is_reported=False)
+    world.context.steps.note_alone(job.id, job.attempt, "n1", True)
+    look_once(monitor, job, before_posted=path.unlink)
+    assert any(event.code == "separate-trainings" for event in world.context.steps.events_of(job.id))
+
+
+def look_once(monitor: HangMonitor, job: Job, *, before_posted: Callable[[], None] = lambda: None) -> None:
+    """One look as in its thread, and what it posted in the loop."""
+    posted: list[Callable[[], None]] = []
+    monitor._post = posted.append
+    monitor._look([(job, Look(0.0, 3600.0, {}), monitor._runners[job.id].spec)])
+    before_posted()
+    for call in posted:
+        call()
 
 
 @pytest.mark.parametrize(
@@ -194,13 +221,12 @@ def test_equal_losses_of_ranks_without_a_connection_are_those_of_separate_traini
         (folder / f"rank-{rank}.{'out' if is_printed else 'metrics'}.0").write_text("\n".join(lines) + "\n")
     monitor = HangMonitor(world.context)
     monitor._runners = dict(world.context.steps.runners)
-    monitor._watched[job.id] = watched = _Watched(world.folder, job, Windows(), is_reported=False)
+    monitor._watched[job.id] = _Watched(world.folder, job, Windows(), is_reported=False)
     for is_alone in alone:
         world.context.steps.note_alone(job.id, job.attempt, "n1", is_alone)
     found = []
     for _ in range(3):
-        look = watched.reader.look(job, Look(0.0, 3600.0, {}), Newest(), since_s=0.0)
-        monitor._take([(job.id, look)], 0.0)
+        look_once(monitor, job)
         found.append(any(event.code == "separate-trainings" for event in world.context.steps.events_of(job.id)))
     assert found == [False, is_told, is_told] and not found[0]
 
