@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from ascendrun.core.pulse import Clock, Pulse
+from ascendrun.head.loop.controller import TICK_S, TOGETHER
 from ascendrun.head.loop.steps import Guard
 from ascendrun.head.loop.watch import LoopWatch
 from ascendrun.head.spool.collector import PRUNE_EVERY_S, LogPruner, NodeSpool
 from ascendrun.head.waiting import run_within
+from tests.lib.small_world import N1, Node, World
 
 
 class Loop:
@@ -25,14 +28,29 @@ class Loop:
     def run(self, held_s: float) -> None:
         self.watch.start()
         self.watch.close()
-        self.watch.beat(0.25)
-        self.watch.expect(0.25)
+        self._tick()
         pruner = LogPruner(lambda host, have: None)
         pruner._due_mono -= PRUNE_EVERY_S
         posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         posted.put(lambda: pruner.tick(self._hold(held_s)))
         run_within(posted, Guard(), until_mono=0.0, most=1)
-        self.watch.beat(0.25)
+        self._tick()
+
+    def serve(self, calls: Sequence[Callable[[], None]]) -> None:
+        """Run posted calls as the controller's loop does, until none is left."""
+        self.watch.start()
+        self.watch.close()
+        posted: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        for call in calls:
+            posted.put(call)
+        self._tick()
+        while not posted.empty():
+            run_within(posted, Guard(), until_mono=self.now + TICK_S, most=TOGETHER, clock=lambda: self.now)
+            self._tick()
+
+    def _tick(self) -> None:
+        self.watch.beat(TICK_S)
+        self.watch.expect(TICK_S)
 
     def _hold(self, held_s: float) -> Iterator[tuple[str, NodeSpool]]:
         self.now += held_s
@@ -59,6 +77,40 @@ def test_a_beat_that_is_a_little_late_is_no_stall(capsys: pytest.CaptureFixture[
     loop.run(0.7)
     assert loop.watch.stall is None and loop.watch.recent_s() == pytest.approx(0.45)
     assert not capsys.readouterr().out
+
+
+class SlowNode(Node):
+    """A node each of whose requests holds the loop."""
+
+    def __init__(self, loop: Loop) -> None:
+        super().__init__("key-n1")
+        self.loop = loop
+
+    def answer(self, request: Any) -> Any:
+        list(self.loop._hold(1.0))
+        return super().answer(request)
+
+
+def test_with_many_calls_the_loop_is_late_by_one_of_them_and_each_time_is_logged_with_its_handler(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop, took_s = Loop(), list[float]()
+    world.nodes["n1"] = SlowNode(loop)
+    world.running(N1)
+    link: Any = world.get(N1)
+    link.is_up = True
+
+    def connect() -> None:
+        began = loop.now
+        world.jobs.on_up(link)
+        took_s.append(loop.now - began)
+
+    loop.serve([connect] * 20)
+    stall, lines = loop.watch.stall, capsys.readouterr().out.splitlines()
+    assert len(took_s) == 20 and min(took_s) >= 1.0
+    assert loop.watch.recent_s() == max(took_s) - TICK_S
+    assert stall is not None and stall.handler == "on_up (head/loop/live_jobs.py)"
+    assert len(lines) == 20 and all(stall.handler in line for line in lines)
 
 
 def test_the_pulse_carries_the_stall() -> None:
