@@ -84,7 +84,8 @@ def read_source(path: Path) -> bytes:
 
 @lru_cache(maxsize=8)
 def _read_pipe(path: Path, inode: int) -> bytes:
-    """Return what a shell's `<(command)` prints: it can be read once only."""
+    """Return what a shell's `<(command)` prints. It can be read once only, and calls of one command, such as those of
+    `plan` for origins, plans and the sweep, read the file each."""
     return path.read_bytes()
 
 

@@ -137,13 +137,14 @@ def test_a_fifo_in_place_of_a_file_is_an_error_that_names_it(folder: Path, name:
 
 
 def test_a_job_file_and_a_hostfile_of_a_shells_pipe_are_read_once_and_are_valid(folder: Path) -> None:
-    """As of `submit -H <(command) <(command)`: what is read from a pipe is gone."""
+    """As of `plan -H <(command) <(command)`: what is read from a pipe is gone, and a command makes several calls."""
     pipes = [os.pipe() for _ in range(2)]
     for (_, target), text in zip(pipes, (COMMAND, "n1 addr=local\n")):
         os.write(target, text.encode())
         os.close(target)
     job, hosts = (f"/dev/fd/{source}" for source, _ in pipes)
-    (found,) = read_submissions(Settings(folder / "state"), ReadJob(job, "k", hostfile=hosts))
-    assert (found.spec.name, [host.name for host in found.hosts]) == ("j", ["n1"])
+    for _ in range(2):
+        (found,) = read_submissions(Settings(folder / "state"), ReadJob(job, "k", hostfile=hosts))
+        assert (found.spec.name, [host.name for host in found.hosts]) == ("j", ["n1"])
     for source, _ in pipes:
         os.close(source)
