@@ -137,7 +137,8 @@ def raised_by_of(found: Classified, lang: str) -> list[str]:
     itself is not at fault."""
     fixes = fixes_in(found)
     may_raise = ("program", "data", "environment")[: 2 if fixes else 3]
-    name = "raised-between" if found.given.get("CALLED") and "code" not in fixes else "raised-by"
+    alone = "raised-tree" if found.given.get("TREE") else "raised-by"
+    name = "raised-between" if found.given.get("CALLED") and "code" not in fixes else alone
     return first_text([name], lang) if found.given.get("PACKAGE") and found.domain in may_raise else []
 
 
@@ -146,7 +147,14 @@ def place_of(found: Classified, where: str, lang: str) -> list[str]:
     if where != "?":
         return [listed("diagnosis.see-traceback", where=where).render(lang)]
     may_be_any = found.domain == "program" and not found.given.get("PACKAGE")
-    return [listed("diagnosis.see-output").render(lang), *first_text(["raised-unknown"] * may_be_any, lang)]
+    suspected = suspected_of(found, lang) or first_text(["raised-unknown"] * may_be_any, lang)
+    return [listed("diagnosis.see-output").render(lang), *suspected]
+
+
+def suspected_of(found: Classified, lang: str) -> list[str]:
+    """Return what to do about the package that may have the defect: by a cut traceback, or the process that printed."""
+    is_likely = bool(found.given.get("SUSPECT")) and found.domain in alike("of-packages")
+    return first_text(["suspected"] * is_likely, lang)
 
 
 def is_owned(found: Classified) -> bool:

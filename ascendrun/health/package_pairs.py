@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Mapping, Sequence
-from pathlib import Path
 from typing import Protocol
 
 from ascendrun.ascend.vocabularies import alike, lacking_in, read_table, says, value_of, wording
+from ascendrun.health.whose_code import Installed
 from ascendrun.text.format import numbers_in
 
 _PACKAGE = re.compile(r"(?:site|dist)-packages/(?!_)([A-Za-z]\w*)(?=/|\.py\b|[.\w-]*\.so\b)")
@@ -34,23 +34,6 @@ class Thrown(Protocol):
     def statement(self) -> str: ...
 
 
-def packages_in(
-    texts: Sequence[str], raised: Thrown | None, packages: Mapping[str, str | None], where: str
-) -> Mapping[str, str]:
-    """Return the package that raised an exception (PACKAGE, INSTALLED), what called it (CALLED: another package, or the
-    line of the program, "": not known), and both (PACKAGES)."""
-    below = () if raised is None else raised.below
-    found = [*dict.fromkeys(wording("package").findall("\n".join((*texts, *below[::-1])))[::-1])][:2]
-    installed, own = _Installed(packages), where.rpartition(":")[0]
-    is_own = bool(own) and not says(own, "library") and all(Path(file).name != own for file in below)
-    return {
-        "PACKAGE": "".join(found[:1]),
-        "INSTALLED": installed.version("".join(found[:1])),
-        "CALLED": found[1] if len(found) > 1 else where if is_own else "",
-        "PACKAGES": ", ".join(map(installed.shown, found)),
-    }
-
-
 def pair_in(
     texts: Sequence[str], frames: str, packages: Mapping[str, str | None], where: str, raised: Thrown | None = None
 ) -> Mapping[str, str]:
@@ -68,7 +51,7 @@ def pair_in(
                 inside = [*dict.fromkeys(files)]
                 if kind == "argument" and len(inside) > 1:  # the deepest only passes it on, or is the caller itself
                     named["callee"] = inside[0 if raised and any(one in raised.statement for one in _PASSES) else 1]
-                return _places(kind, named, _Installed(packages), inside, where)
+                return _places(kind, named, Installed(packages), inside, where)
     return {}
 
 
@@ -82,21 +65,8 @@ def mixed_in(text: str) -> Mapping[str, str]:
     return {}
 
 
-class _Installed:
-    """Names of packages with their versions on the host."""
-
-    def __init__(self, packages: Mapping[str, str | None]) -> None:
-        self._packages = packages
-
-    def version(self, name: str) -> str:
-        return self._packages.get(name.replace("_", "-").lower()) or ""
-
-    def shown(self, name: str, version: str = "") -> str:
-        return f"{name} {version or self.version(name)}".strip()
-
-
 def _places(
-    kind: str, named: Mapping[str, str], installed: _Installed, inside: Sequence[str], where: str
+    kind: str, named: Mapping[str, str], installed: Installed, inside: Sequence[str], where: str
 ) -> Mapping[str, str]:
     owner = next(lacking_in(f"undefined symbol: {named['lacks']}"), None) if kind == "symbol" else None
     of_file = _PACKAGE.search(named.get("file", ""))

@@ -33,6 +33,8 @@ OF_PACKAGE = {"program", "data", "environment"}
 OWN = {
     "raised-by": OF_PACKAGE,
     "raised-between": OF_PACKAGE,
+    "raised-tree": OF_PACKAGE,
+    "suspected": set(alike("of-packages")),
     "raised-unknown": {"program"},
     "ended-by": {"silent"},
     "versions": {"environment"},

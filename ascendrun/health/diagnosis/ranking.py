@@ -20,10 +20,11 @@ from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Proof, Role, Suspect
 from ascendrun.health.diagnosis.wait_rules import FEW_SHARE, blame_waiting
 from ascendrun.health.hints import named_in
-from ascendrun.health.package_pairs import packages_in, pair_in
+from ascendrun.health.package_pairs import pair_in
 from ascendrun.health.tool_errors import advised_in, innermost
 from ascendrun.health.wait_limits import limit_in, peers_in
 from ascendrun.health.what_differs import crowd_in, unlike_in
+from ascendrun.health.whose_code import packages_in
 from ascendrun.text import Text
 from ascendrun.text.format import fold_hosts, fold_numbers, format_bytes
 
@@ -133,7 +134,7 @@ def _given_of(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimel
     own = () if first is None else first.said or tuple(line.text for line in first.details)
     told = own or tuple(proof.text for proof in winner.proofs if isinstance(proof.text, str))
     last = None if first is None or first.chain is None else first.chain.final
-    host = evidence.host(winner.hosts[0]) if winner.hosts else None
+    host, frames = evidence.host(winner.hosts[0]) if winner.hosts else None, first.frames if first else ""
     facts, free = ({}, 0) if host is None else (host.facts, host.disk_free_bytes or 0)
     where, versions, environ = str(winner.values.get("where", "?")), facts.get("packages", {}), facts.get("environ")
     waiting = [one for one in timelines if one.waited][:MOST_WAITING]
@@ -144,11 +145,11 @@ def _given_of(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimel
         **unlike_in(messages)[0],
         **(cut_in(winner.ranks, timelines) if winner.code in alike("by-exit-code") else {}),
         **named_in(told, {"accelerator": evidence.device_type, "launcher": evidence.launcher}, environ),
-        **packages_in(told, last, versions, where),
+        **packages_in(told, last, frames, versions, where),
         **crowd_in(
             "\n".join(told), first.rank if first else None, [one for one in evidence.ranks if one.host in winner.hosts]
         ),
-        **pair_in(told, first.frames if first else "", versions, where, last),
+        **pair_in(told, frames, versions, where, last),
         **limit_in([*told, *reports], "\n".join(one.frames for one in waiting), environ),
         "JOB": evidence.job,
         "R": "" if first is None else str(first.rank.rank),

@@ -74,7 +74,8 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
             texts["cause"], hints = _of_exception(diagnosis, values, lang, texts["cause"], advice)
         elif is_open(diagnosis.code) and "outside" not in (of, "" if value is None else value.domain):
             peers = steps.first_text(["peers"], lang) if diagnosis.given.get("PEERS") else []
-            hints = [*peers, *steps.fixes_of(diagnosis, lang), *(limit or waited), *hints]
+            fixes = [*steps.fixes_of(diagnosis, lang), *steps.suspected_of(diagnosis, lang)]
+            hints = [*peers, *fixes, *(limit or waited), *hints]
         hint = steps.fitting([*misfit, *doing, *hints, *(limit or waited)], fits, lang)
         return Description(texts["message"], texts["cause"], hint)
     signature = signature_of(diagnosis.code)
@@ -100,6 +101,7 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
     is_vague = is_open(diagnosis.code) or signature.role == "symptom" or bool(steps.served_by(diagnosis))
     hints = [*advice, *fixes, known.hint] if is_vague else [*advice, known.hint, *fixes]
     hints = [*fixes, *advice] if steps.is_owned(diagnosis) else hints
+    hints += steps.suspected_of(diagnosis, lang) if signature.role == "symptom" or signature.family == "acl" else []
     hint = steps.fitting([*misfit, *hints, *limit], fits, lang) or steps.fitting(
         steps.fixes_of(diagnosis, lang), fits, lang
     )

@@ -123,7 +123,8 @@ def _last_output(evidence: Evidence, rank: RankEvidence) -> tuple[Proof, ...]:
 
 def _sentence(last: Sequence[Proof]) -> str:
     """Return the first of consecutive errors, which has the reason; else the last line."""
-    return last[0 if all(says(proof.line, "logged-error") for proof in last) else -1].line[:200]
+    line = last[0 if all(says(proof.line, "logged-error") for proof in last) else -1].line
+    return wording("log-header").sub("", line)[:200]
 
 
 def describe_end(rank: RankEvidence) -> Text:

@@ -31,7 +31,7 @@ class Raised:
     `collective`: it is from torch.distributed or a layer below. `first`, `last`: indices in the lines searched.
     `during`: raised while the previous exception of its chain was handled, and not "from" that.
     `caught_in`, `raised_in`: file and function of its first and of its last frame, `statement`: its code.
-    `below`: files of the frames below the program's own, the deepest first."""
+    `files`: of its frames, the deepest first; `below`: those below the program's own."""
 
     type: str
     message: str
@@ -44,6 +44,7 @@ class Raised:
     raised_in: tuple[str, str] = ("", "")
     statement: str = ""
     below: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
     @property
     def short_type(self) -> str:
@@ -314,8 +315,9 @@ class _Parser:
         deeper = frames[own[-1] + 1 :] if own else frames
         collective = any(says(frame["file"], "collective") for frame in deeper[-2:]) or says(found[1], "transport")
         lines = (self._group[max(start, 0)][0], self._group[end][0])
-        below = tuple(frame["file"] for frame in reversed(deeper))
-        return Raised(found[0], found[1].strip(), where, bool(collective), *lines, below=below)
+        files = tuple(frame["file"] for frame in reversed(frames))
+        below = files[: len(deeper)]
+        return Raised(found[0], found[1].strip(), where, bool(collective), *lines, below=below, files=files)
 
 
 def _exception_line(body: str, *, after_frame: bool) -> tuple[str, str] | None:

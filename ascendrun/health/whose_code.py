@@ -1,0 +1,79 @@
+"""Whose code failed: the package in whose frames it was raised or a traceback ends, and the engine that printed it.
+
+    packages_in(["AssertionError"], raised, "", {"commlib": "1.2"}, "train.py:3")
+    {"PACKAGE": "commlib", "INSTALLED": "1.2", "CALLED": "train.py:3", …}
+
+A package is installed, or in its source tree: a directory of the same name is around it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ascendrun.ascend.vocabularies import read_table, says, wording
+
+
+class Raised(Protocol):
+    """An exception with the files of its frames, the deepest first."""
+
+    @property
+    def files(self) -> Sequence[str]: ...
+
+
+class Installed:
+    """Names of packages with their versions on the host."""
+
+    def __init__(self, packages: Mapping[str, str | None]) -> None:
+        self._packages = packages
+
+    def version(self, name: str) -> str:
+        return self._packages.get(name.replace("_", "-").lower()) or ""
+
+    def shown(self, name: str, version: str = "") -> str:
+        return f"{name} {version or self.version(name)}".strip()
+
+
+def packages_in(
+    texts: Sequence[str], raised: Raised | None, frames: str, packages: Mapping[str, str | None], where: str
+) -> Mapping[str, str]:
+    """Return the package that raised an exception (PACKAGE, INSTALLED, TREE: it is in its source tree), what called it
+    (CALLED: another package, or the line of the program, "": not known), both (PACKAGES), and where no exception has
+    frames that of the last one of a cut traceback, else whose process printed the line (SUSPECT)."""
+    cut = [] if raised else [one["file"] for one in map(wording("frame").match, frames.splitlines()) if one][::-1]
+    owners = _owners(raised.files if raised else ())
+    found = [*dict.fromkeys([*owners, *wording("package").findall("\n".join(texts))[::-1]])][:2]
+    installed, own = Installed(packages), where.rpartition(":")[0]
+    inside = {Path(file).name for file in owners.values()}
+    is_own = bool(own) and not says(own, "library") and own not in inside
+    suspect = next(iter([*_owners(cut), *_printers(texts)]), "")
+    return {
+        "PACKAGE": "".join(found[:1]),
+        "INSTALLED": installed.version("".join(found[:1])),
+        "TREE": "".join(one for one in found[:1] if one in owners and not says(owners[one], "library")),
+        "CALLED": found[1] if len(found) > 1 else where if is_own else "",
+        "PACKAGES": ", ".join(map(installed.shown, found)),
+        "SUSPECT": "" if found or not suspect else installed.shown(suspect),
+    }
+
+
+def _owners(files: Iterable[str]) -> Mapping[str, str]:
+    """Return the packages of frames, the deepest first, with the deepest file of each: up to the first that is of the
+    program."""
+    found: dict[str, str] = {}
+    for file in files:
+        is_library = says(file, "library")
+        hits = [*wording("package" if is_library else "source-tree").finditer(file)]
+        if hits:
+            found.setdefault(hits[-1][hits[-1].lastindex or 0], file)
+        elif not is_library:
+            break
+    return found
+
+
+def _printers(texts: Iterable[str]) -> list[str]:
+    """Return the engines whose processes print such prefixes."""
+    table = read_table("hints")["printers"]
+    return [name for text in texts for name, prefix in table.items() if re.match(prefix, text)][:1]
