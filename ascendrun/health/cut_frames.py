@@ -18,12 +18,14 @@ from ascendrun.ascend.vocabularies import (
     is_warning,
     says,
     value_of_package,
+    values_in,
     vocabulary,
     wording,
 )
 
 MOST_CHARACTERS = 120
 _CALLED = re.compile(r"([A-Za-z_][\w.]*)\(")
+_IMPORTS = re.compile(r"(?:import|from \S+ import) ")
 PREFIXED = re.compile(r'^(?!\s*File )(?P<prefix>\S.{2,120}?)\s\sFile "[^"]+", line \d+')
 """A frame behind the prefix that a logger writes on each line."""
 _CLASS = re.compile(r"\b(?:[a-z_]\w*\.)*[A-Z]\w*[a-z]\w*\b")
@@ -38,8 +40,9 @@ class _Frame(NamedTuple):
 
 def calls_in(text: str) -> Iterator[Value]:
     """Yield the classes that the last code of the frames raises, else the call that it makes: that of a library's
-    functions, the deepest first, up to the line of the program that called them."""
-    for at, frame in enumerate(reversed(_frames_of(text))):
+    functions, the deepest first, up to the line of the program that called them, or the import of a library."""
+    frames = _frames_of(text)[::-1]
+    for at, frame in enumerate(frames):
         is_of_library = says(frame.file, "library")
         names = _CALLED.findall(frame.code) + [frame.name] * is_of_library
         if not at and frame.code.startswith("raise "):
@@ -54,6 +57,11 @@ def calls_in(text: str) -> Iterator[Value]:
         package = value_of_package(module_of(frame.file)) if is_of_library and not at else None
         if found is None and package is not None and package.domain in alike("by-what-they-do"):
             yield package
+        is_imported = frame.name == "<module>" and any(
+            map(_IMPORTS.match, (one.code for one in frames[at + 1 : at + 2]))
+        )
+        if found is None and is_of_library and is_imported:
+            yield Value("packages", "import", "environment", depth=2)
         if found is not None or not is_of_library:
             return
 
@@ -90,11 +98,16 @@ def told_in(lines: Sequence[L]) -> list[L]:
 
 def last_of(lines: Sequence[L], stream: str, most: int) -> list[L]:
     """Return the last lines of a stream without warnings, their source lines and, if there is anything else, parts of
-    tracebacks."""
+    tracebacks; if there is nothing else, the last warning with an error of a device's runtime."""
     own = [line for line in lines if line.stream == stream and line.text.strip()]
     kept = (line for line, before in zip(reversed(own), [*own[-2::-1], None]) if not _is_of_warning(line, before))
     plain = [*islice(kept, most)][::-1]
-    return told_in(plain) or plain
+    coded = (line for line in reversed(own) if any(map(_is_of_a_runtime, values_in(line.text))))
+    return told_in(plain) or plain or [*islice(coded, 1)]
+
+
+def _is_of_a_runtime(value: Value) -> bool:
+    return value.is_exact and value.vocabulary in alike("asynchronous")
 
 
 def _is_of_warning(line: _Line, before: _Line | None) -> bool:

@@ -117,14 +117,17 @@ def limit_of(found: Classified, lang: str) -> list[str]:
 def known_of(found: Classified, lang: str) -> list[str]:
     """Return what to do first by the facts of the job: what to install where two packages do not fit
     (health.package_pairs), what the ranks do unlike (health.what_differs), which limit of a resource was reached, what
-    a launcher only suspects, and that the disk was not full."""
+    a launcher only suspects, how devices are numbered (health.output_facts), and that the disk was not full."""
     pair = [f"pair.{found.given.get('PAIR')}"] if found.domain in alike("of-packages") else []
     limits = [one.fix for one in found.why if one.vocabulary == "variants" and one.domain == found.domain]
     field = [f"differs.{found.given.get('FIELD')}"] if found.domain == "collectives" else []
     crowd = ["crowd"] if found.given.get("CROWD") and found.domain == "device-memory" else []
     listed_only = ["listed"] if found.given.get("LISTED") and found.domain == "outside" else []
+    kind = found.given.get("NUMBERED", "")
+    numbered = [f"device-number.{kind}"] if found.domain == ("resource" if kind == "shared" else "program") else []
+    virtual = ["interfaces"] if found.given.get("VIRTUAL") and found.domain == "network" else []
     room = ["has-room"] if found.given.get("FREE") and found.domain == "storage" else []
-    return first_text([*pair, *field, *crowd, *limits, *listed_only, *room], lang)
+    return first_text([*pair, *field, *crowd, *numbered, *virtual, *limits, *listed_only, *room], lang)
 
 
 def fixes_in(found: Classified) -> list[str]:
@@ -151,10 +154,22 @@ def place_of(found: Classified, where: str, lang: str) -> list[str]:
     return [listed("diagnosis.see-output").render(lang), *suspected]
 
 
-def suspected_of(found: Classified, lang: str) -> list[str]:
-    """Return what to do about the package that may have the defect: by a cut traceback, or the process that printed."""
+class Row(Protocol):
+    """A row of the catalogue (ascend.signatures)."""
+
+    @property
+    def role(self) -> str: ...
+    @property
+    def family(self) -> str: ...
+
+
+def suspected_of(found: Classified, lang: str, row: Row | None = None) -> list[str]:
+    """Return what to do about the package that may have the defect: by a cut traceback, or the process that printed.
+    Of a known row only if that is what a caller of a runtime sees, and nothing better is known."""
+    is_open = row is None or row.role == "symptom" or row.family == "acl"
+    is_known = row is not None and bool(fixes_in(found) or known_of(found, lang))
     is_likely = bool(found.given.get("SUSPECT")) and found.domain in alike("of-packages")
-    return first_text(["suspected"] * is_likely, lang)
+    return first_text(["suspected"] * (is_likely and is_open and not is_known), lang)
 
 
 def is_owned(found: Classified) -> bool:
@@ -163,8 +178,10 @@ def is_owned(found: Classified) -> bool:
 
 
 def is_of_a_call(found: Classified) -> bool:
-    """Return whether the call that failed explains it better than its message."""
-    return any(one.vocabulary == "calls" and one.domain == found.domain for one in found.why)
+    """Return whether the call that failed, or a refused setting, explains it better than its message."""
+    return any(
+        one.vocabulary in alike("give-retry") and one.depth > 0 and one.domain == found.domain for one in found.why
+    )
 
 
 def served_by(found: Classified) -> list[str]:

@@ -17,7 +17,7 @@ _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
 
 
 _BLANKS = re.compile(r"(?<=\S)[ \t]{2,}")
-_GNU_QUOTES = re.compile(r"`([^`'\s]+)'")
+_GNU_QUOTES = re.compile(r"`([^`'\s](?:[^`'\n]*[^`'\s])?)'(?!\w)")
 
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _NUMBER = re.compile(r"\d+")

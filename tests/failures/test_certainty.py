@@ -301,7 +301,11 @@ def test_a_value_proves_no_more_where_it_is_known_by_less_than_itself() -> None:
 @pytest.mark.parametrize("domain", DOMAINS)
 def test_what_its_domain_causes_again_is_never_said_to_pass_by_a_retry(domain: str) -> None:
     again = domain in ("program", "data", "environment", "collectives", "host-memory", "device-memory")
-    retries = {code: retry_of(code, domain=domain) for code in ("crash", "host-oom", "killed", "EI0019")}
-    assert set(retries.values()) == {"unknown" if again else "same"}
+    stays = again or domain in ("device", "resource")
+    assert {retry_of(code, domain=domain) for code in ("crash", "host-oom", "killed")} == {
+        "unknown" if stays else "same"
+    }
+    assert retry_of("EI0019", domain=domain) == ("unknown" if again else "same"), "a process that ends soon holds it"
     whole = retry_of("crash", domain=domain, is_whole=True)
-    assert whole == ("exclude" if domain == "environment" else "unknown" if again else "same")
+    of_the_host = domain in ("environment", "device", "resource")
+    assert whole == ("exclude" if of_the_host else "unknown" if again else "same")

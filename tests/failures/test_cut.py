@@ -45,6 +45,22 @@ def test_the_last_call_that_is_there_gives_the_class(head: str, last: str, domai
     assert fix in found.hint
 
 
+def test_a_traceback_that_is_cut_in_the_import_of_a_library_is_of_the_environment() -> None:
+    frames = frame(f"{SITE}/fastlib/__init__.py", "<module>", "import fastlib.core")
+    frames += frame(f"{SITE}/fastlib/core.py", "_load", "check_output(command)")
+    found = explain(
+        HEAD
+        + frame("/job/train.py", "<module>", "import fastlib")
+        + frames
+        + frame("/opt/env/lib/python3.11/subprocess.py", "check_output", "run(command,")
+    )
+    assert found.domain == "environment" and "`fastlib` may have a defect" in found.hint
+    run = frame(f"{SITE}/torch/distributed/run.py", "<module>", "main()")
+    assert explain(f'{HEAD}  File "<frozen runpy>", line 198, in _run_code\n{run}').domain == "program"
+    own = explain(HEAD + frame("/job/train.py", "<module>", "main()") + frame("/job/fit.py", "fit", "x()"))
+    assert own.domain == "program"
+
+
 def test_a_call_far_above_the_last_frame_is_not_the_one_that_failed() -> None:
     found = explain(
         HEAD + frame("/job/train.py", "main", "with open(name) as part:") + frame("/job/fit.py", "fit", "x()")

@@ -28,6 +28,9 @@ MEASURED = {
     "memory-held": {"device-memory"},
     "has-room": {"storage"},
     "listed": {"outside"},
+    "interfaces": {"network"},
+    **{f"device-number.{name}": {"program"} for name in ("physical", "beyond")},
+    "device-number.shared": {"resource"},
 }
 OF_PACKAGE = {"program", "data", "environment"}
 OWN = {

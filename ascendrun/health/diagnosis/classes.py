@@ -65,7 +65,7 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
     if is_open or (values and values[0].domain == "silent"):
         values = _ordered([*values, *_seen_on(winner, evidence, first)], phase)
     domain = values[0].domain if values else "program"
-    is_of_call = bool(values) and values[0].vocabulary == "calls"
+    gives_retry = bool(values) and values[0].vocabulary in alike("give-retry")
     others = [*_other_codes(winner, first)]
     if row is not None and any(one.is_exact and one.domain != domain for one in others):
         found = replace(found, confidence=Confidence.LIKELY, caveats=(*found.caveats, caveat("two-codes")))
@@ -85,7 +85,7 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
         phase=phase,
         why=tuple(dict.fromkeys(values))[:MOST_VALUES],
         reason_grade=_grade_of(values, proofs, found.confidence if passed is False else Confidence.LIKELY, winner.code),
-        retry=(is_of_call and values[0].retry) or retry_of(winner.code, is_whole=is_whole, domain=domain),
+        retry=(gives_retry and values[0].retry) or retry_of(winner.code, is_whole=is_whole, domain=domain),
         evidence=(*found.evidence, *misfits, *differences),
     )
 
@@ -284,7 +284,8 @@ def retry_of(code: str, *, is_whole: bool = False, domain: str = "") -> str:
     row, value = signature_of(code), value_of("conclusions", code)
     retry = value.retry if value is not None and value.retry else "unknown" if row is None else row.retry
     follows = vocabularies.following(domain)
-    comes_again = retry == "same" and follows.get("comes_again")
+    is_state = follows.get("stays") and (row is None or row.role != result.CAUSE)
+    comes_again = retry == "same" and (follows.get("comes_again") or is_state)
     if is_whole and (retry == "never" or comes_again) and code not in alike("of-settings") and follows.get("of_nodes"):
         return "exclude"
     return "unknown" if comes_again else retry

@@ -20,6 +20,7 @@ from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import ChainLink, Confidence, Diagnosis, Proof, Role, Suspect
 from ascendrun.health.diagnosis.wait_rules import FEW_SHARE, blame_waiting
 from ascendrun.health.hints import named_in
+from ascendrun.health.output_facts import facts_in
 from ascendrun.health.package_pairs import pair_in
 from ascendrun.health.tool_errors import advised_in, innermost
 from ascendrun.health.wait_limits import limit_in, peers_in
@@ -140,15 +141,14 @@ def _given_of(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimel
     waiting = [one for one in timelines if one.waited][:MOST_WAITING]
     reports = [*(proof.line for proof in winner.proofs), *(text for one in waiting for text in one.said)]
     messages = [(one.rank.rank, message) for one in timelines for message in one.messages]
-    peers = peers_in(messages)
+    peers, here = peers_in(messages), [one for one in evidence.ranks if one.host in winner.hosts]
     return {
         **unlike_in(messages)[0],
         **(cut_in(winner.ranks, timelines) if winner.code in alike("by-exit-code") else {}),
         **named_in(told, {"accelerator": evidence.device_type, "launcher": evidence.launcher}, environ),
         **packages_in(told, last, frames, versions, where),
-        **crowd_in(
-            "\n".join(told), first.rank if first else None, [one for one in evidence.ranks if one.host in winner.hosts]
-        ),
+        **crowd_in("\n".join(told), first.rank if first else None, here),
+        **facts_in(told, [line.text for line in first.rank.lines] if first else (), len(here)),
         **pair_in(told, frames, versions, where, last),
         **limit_in([*told, *reports], "\n".join(one.frames for one in waiting), environ),
         "JOB": evidence.job,

@@ -101,7 +101,7 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
     is_vague = is_open(diagnosis.code) or signature.role == "symptom" or bool(steps.served_by(diagnosis))
     hints = [*advice, *fixes, known.hint] if is_vague else [*advice, known.hint, *fixes]
     hints = [*fixes, *advice] if steps.is_owned(diagnosis) else hints
-    hints += steps.suspected_of(diagnosis, lang) if signature.role == "symptom" or signature.family == "acl" else []
+    hints += steps.suspected_of(diagnosis, lang, signature)
     hint = steps.fitting([*misfit, *hints, *limit], fits, lang) or steps.fitting(
         steps.fixes_of(diagnosis, lang), fits, lang
     )

@@ -140,7 +140,7 @@ def bare_chain(lines: Sequence[Line], at: int) -> Chain | None:
     whole = [found["message"] or found["quoted"] or ""]
     for line in lines[at + 1 : at + WRAPPED_LINES]:
         after = split_prefix(line.text)[2]
-        is_next = bool(found["colon"]) and len(whole) == 1
+        is_next = (bool(found["colon"]) or says(text, "unfinished")) and len(whole) == 1
         if not is_next and (len(text) < WRAPPED_FROM or not says(after, "wrapped")):
             break
         text = after
@@ -303,7 +303,8 @@ class _Parser:
         after = next(rest, "")
         if body.rstrip().endswith(" raised:") and not _SURE.match(after):
             self.torn.append(self._group[at][0])  # the exception that it announces is lost
-        if not body.rstrip().endswith(":") or not after.strip() or TRACEBACK_HEAD in after or after[:1] in _BOX:
+        is_open = body.rstrip().endswith(":") or says(body, "unfinished")
+        if not is_open or not after.strip() or TRACEBACK_HEAD in after or after[:1] in _BOX:
             return found
         return found[0], f"{found[1].rstrip()} {after.strip()}".lstrip()
 
