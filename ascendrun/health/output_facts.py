@@ -31,7 +31,7 @@ def _devices_in(told: str, text: str, patterns: Mapping[str, str], ranks: int) -
             int(found["number"] or found["number2"] or found["number3"]),
         )
         count = len(seen) or int(found["count"] or 0)
-        if number >= count:
+        if number >= count > 0:
             kind = "physical" if number in seen else "beyond"
             shown = ", ".join(map(str, seen))
             yield {"NUMBERED": kind, "DEVICE": str(number), "LAST": str(count - 1), "SEEN": shown}

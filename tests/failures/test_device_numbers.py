@@ -38,7 +38,14 @@ def test_a_number_that_is_not_below_the_count_of_devices_is_one_of_numbering(lin
     assert found.domain == "program" and found.hint.startswith(head)
 
 
-@pytest.mark.parametrize("line", ["RuntimeError: Invalid device ID", "invalid device=0, input visible devices:4,5"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: Invalid device ID",
+        "invalid device=0, input visible devices:4,5",
+        "EE1001: Set device failed, invalid device, set device=0, valid device range is [0, 0)",
+    ],
+)
 def test_without_both_numbers_or_below_the_count_nothing_is_concluded(line: str) -> None:
     hint = explain(line).hint
     assert "is a number of the node" not in hint and "was requested" not in hint
