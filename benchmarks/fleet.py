@@ -70,6 +70,8 @@ class Node:
         self.sampling: dict[str, Any] = {}
         self.streams: dict[str, Stream] = {}
         self.is_followed = False
+        self.window, self.sampled = (0, 0), 0
+        """Of samples: bytes that may be sent beyond an offset; the offset that is sent next."""
         self.step = self.seq = 0
         self.sent_mono, self.next_s, self.beat_s = 0.0, wire.BEAT_S, wire.BEAT_S
         self.outbox: list[bytes] = []
@@ -104,8 +106,20 @@ class Node:
         stream = self.streams.setdefault(file, Stream())
         at = stream.end
         stream.append(data)
-        if self.is_followed:
+        if self.is_followed and file == "samples":
+            self.send_samples()
+        elif self.is_followed:
             self.send({"event": "data", "tag": self.tag, "file": file, "generation": 0, "offset": at}, data)
+
+    def send_samples(self) -> None:
+        """Send as many as the head permits."""
+        stream = self.streams.get("samples", Stream())
+        self.sampled = max(self.sampled, stream.start)
+        end = min(stream.end, sum(self.window))
+        for at in range(self.sampled, end, CHUNK_BYTES):
+            header = {"event": "data", "tag": self.tag, "file": "samples", "generation": 0, "offset": at}
+            self.sampled = min(end, at + CHUNK_BYTES)
+            self.send(header, bytes(stream.data[at - stream.start : self.sampled - stream.start]))
 
     def send(self, header: dict[str, Any], body: bytes = b"") -> None:
         if self.session is not None and not self.is_lost:
@@ -194,7 +208,12 @@ class Node:
 
     def _follow(self, request: Mapping[str, Any]) -> None:
         self.is_followed = True
+        most, _, offset = request["windows"]["samples"]
+        self.window, self.sampled = (most, offset), int(request["offsets"]["samples"].get("0", 0))
+        self.send_samples()
         for file, stream in self.streams.items():
+            if file == "samples":
+                continue
             have = int((request["offsets"].get(file) or {}).get("0", 0))
             for at in range(max(have, stream.start), stream.end, CHUNK_BYTES):
                 header = {"event": "data", "tag": self.tag, "file": file, "generation": 0, "offset": at}
@@ -207,6 +226,10 @@ class Node:
         if self.phase != "ended" and request["tag"] == self.tag:
             self.record("ended", exits={}, leftovers=[])
             self.phase = "ended"
+
+    def _acknowledge(self, request: Mapping[str, Any]) -> None:
+        self.window = self.window[0], request["offset"]
+        self.send_samples()
 
     def _unfollow(self, request: Mapping[str, Any]) -> None:
         self.is_followed = False

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Bytes = Union[bytes, bytearray, memoryview]
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version of the requests, replies and events between head and agent, sent in the agent's first event (`hello`).
 Raise it when one of them changes: the head uses agents of its own version only."""
 MAGIC = b"\nASCENDRUN-AGENT 1\n"

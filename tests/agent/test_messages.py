@@ -136,7 +136,8 @@ def test_every_message_passes_through_both_ends(node: Node, tmp_path: Path) -> N
     assert ask(prepare) == messages.PrepareReply()
     assert ask(messages.Abort(TAG)) is not None
     ask(prepare)
-    ask(messages.Follow(TAG, {"rank-0.out": {"0": 0}}))
+    ask(messages.Follow(TAG, {"rank-0.out": {"0": 0}}, {}, {"samples": (1 << 16, 0, 0)}))
+    ask(messages.Acknowledge(TAG, "samples", 0, 0))
     assert ask(messages.Go(TAG, None, {"SECRET": "x"})).supervisor_pid > 0
     node.wait(lambda: any(isinstance(one, file_messages.FileData) and one.file == "rank-0.out" for one in node.events))
     assert ask(file_messages.Files(TAG)).files["rank-0.out"] == {"0": 6}

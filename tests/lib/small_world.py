@@ -124,8 +124,16 @@ class Link:
 
 
 class NoSamples:
+    resets = 0
+
     def offsets(self, source: Any) -> Any:
         return {}
+
+    def window(self, source: Any, hosts: int) -> Any:
+        return 1 << 16, 0, 0
+
+    def passed(self, source: Any) -> Any:
+        return 0, 0
 
     def lacks(self, source: Any, sizes: Any) -> bool:
         return False

@@ -188,11 +188,22 @@ class Stop(Request[Done], op="stop"):
 class Follow(Request[Done], op="follow"):
     """Send new bytes of an attempt's files, from these offsets on, as FileData.
 
-    `limits`: bytes of one file that are sent, by its kind (core/retention.py); 0: nothing more."""
+    `limits`: bytes of one file that are sent, by its kind (core/retention.py); 0: nothing more.
+    `windows`: of a file, (bytes, generation, offset): so many beyond that place, which Acknowledge moves."""
 
     tag: str
     offsets: Sizes
     limits: Mapping[str, int] = field(default_factory=dict)
+    windows: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
+
+class Acknowledge(Request[Done], op="acknowledge"):
+    """Move the window of a followed file: what is before this place does not wait on the head any more."""
+
+    tag: str
+    file: str
+    generation: int
+    offset: int
 
 
 class Unfollow(Request[Done], op="unfollow"):

@@ -4,8 +4,8 @@
     a thread passes them on in frames to sample_writer.py, which reads and stores them
 
 If that process cannot write (a full disk, a lock, a damaged file) or is killed, this is logged once, new data is
-dropped, and another process is started after a pause. Then the offset of each file is reset to that in the store, so
-the next bytes do not fit, and the file is followed again from there: nothing is lost that the node still has.
+dropped, and another process is started after a pause. Then the offset of each file is reset to that in the store, and
+the file is followed again from there: nothing is lost that the node still has.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ TEND_S = 30.0
 """Seconds without samples after which the process is started all the same: it removes old ones."""
 MOST_WAITING_BYTES = 32 << 20
 """Bytes that wait to be passed on, shared by all sources; a source may always have one piece."""
+LEAST_WINDOW_BYTES, WINDOW_BYTES = 1 << 16, 1 << 20
+"""What a host may send before the first of it was passed on; the rest waits on the host."""
 MOST_AT_ONCE, BYTES_AT_ONCE = 1000, 1 << 20
 """Arrivals in one write, and their bytes: with a late process, pieces are long."""
 
@@ -102,6 +104,9 @@ class SampleIngest:
         self._received: dict[str, Places] = {}
         self._passed: dict[str, tuple[int, int]] = {}
         """(generation, end) of the last piece of a source that was passed on; written by the thread."""
+        self._windows: dict[str, int] = {}
+        self.resets = 0
+        """Increases when offsets went back: what waits on a host is followed again, without bytes that do not fit."""
         self._known: Mapping[str, Mapping[int, int]] = {}
         self._thread = threading.Thread(target=self._run, name="samples", daemon=True)
         # State of the thread
@@ -129,11 +134,24 @@ class SampleIngest:
         """Return {generation: bytes that were received}, as the agent's `follow` expects it."""
         return {str(generation): offset for generation, offset in dict(self._places(source.name)).items()}
 
+    def passed(self, source: Source) -> tuple[int, int]:
+        """Return (generation, offset) of the first byte that was not passed on."""
+        known = self._known.get(source.name, {})
+        newest = max(known, default=0)
+        return self._passed.get(source.name, (newest, known.get(newest, 0)))
+
+    def window(self, source: Source, hosts: int) -> tuple[int, int, int]:
+        """Return what a host may send, as the agent's `follow` expects it: so many bytes beyond (generation, offset).
+        `hosts`: those of its job, which all have a window."""
+        share = MOST_WAITING_BYTES // max(hosts, len(self._received))
+        most = self._windows[source.name] = max(LEAST_WINDOW_BYTES, min(share, WINDOW_BYTES))
+        return (most, *self.passed(source))
+
     def take(self, source: Source, generation: int, offset: int, data: bytes, *, ahead_s: float) -> bool:
         """Take bytes. False: earlier bytes are missing, or there is no room now; follow again from `offsets`."""
         places = self._places(source.name)
         place = places.get(generation, 0)
-        if offset > place or not self._has_room(source.name, generation, place, len(data)):
+        if offset > place or not self._has_room(source.name, generation, place, offset + len(data) - place):
             return False
         new = data[place - offset :]
         if new:
@@ -146,7 +164,8 @@ class SampleIngest:
         known = self._known.get(name, {}).get(generation, 0)
         before, end = self._passed.get(name, (generation, known))
         waiting = place - max(known, end if before == generation else 0)
-        return waiting <= 0 or waiting + more <= MOST_WAITING_BYTES / len(self._received)
+        most = self._windows.get(name) or MOST_WAITING_BYTES / len(self._received)
+        return more <= 0 or waiting <= 0 or waiting + more <= most
 
     def lacks(self, source: Source, sizes: Mapping[str, int]) -> bool:
         """Return whether the node has bytes that were not received, given the sizes of its files."""
@@ -205,21 +224,25 @@ class SampleIngest:
             with suppress(OSError):  # it has ended, which arrives too
                 write_all(_input_of(self._process).fileno(), b"".join(map(self._frame, arrived)))
         for one in arrived:
-            if isinstance(one, _Piece):
+            if isinstance(one, _Piece) and self._process is not None and self._is_current(one):
                 self._passed[one.source.name] = one.generation, one.end
             if isinstance(one, _Finished):
                 self._received.pop(one.name, None)
                 self._passed.pop(one.name, None)
+                self._windows.pop(one.name, None)
                 self._known = {other: places for other, places in self._known.items() if other != one.name}
 
     def _frame(self, arrived: _Arrival) -> bytes:
-        if isinstance(arrived, _Piece) and self._received.get(arrived.source.name) is arrived.places:
+        if isinstance(arrived, _Piece) and self._is_current(arrived):
             header = {"source": list(vars(arrived.source).values()), "generation": arrived.generation}
             return wire.pack({**header, "end": arrived.end, "ahead_s": arrived.ahead_s}, arrived.data)
         if isinstance(arrived, _Lines):
             with suppress(wire.FrameError):  # larger than any real reply
                 return wire.pack({"host": arrived.host, "lines": arrived.lines, "ahead_s": arrived.ahead_s})
         return wire.pack({"finished": arrived.name}) if isinstance(arrived, _Finished) else b""
+
+    def _is_current(self, piece: _Piece) -> bool:
+        return self._received.get(piece.source.name) is piece.places
 
     @staticmethod
     def _answer(asked: _Lines) -> None:
@@ -274,7 +297,9 @@ class SampleIngest:
     def _go_back(self, known: Mapping[str, Mapping[int, int]]) -> None:
         """Reset offsets to those of the store: dropped data will be requested again."""
         self._known = known
+        self._passed.clear()
         self._received.clear()
+        self.resets += 1
         if self._last_fault:
             self._last_fault = ""
             _print("samples are kept again")

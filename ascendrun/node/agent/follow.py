@@ -69,7 +69,9 @@ class Follow:
         offsets: dict[str, dict[str, int]],
         send: Callable[[dict[str, Any], bytes], None],
         limits: dict[str, int],
+        windows: dict[str, Any] | None = None,
     ) -> None:
+        """`windows`: of a file, [bytes, generation, offset]: no more is sent beyond this place, until it moves."""
         self._root = root
         self._tag = tag
         self._send = send
@@ -83,6 +85,7 @@ class Follow:
         self._events = {generation for file, generation in self._sent if file == EVENTS} or {0}
         self._limits = limits
         self._limited: set[tuple[str, int]] = set()
+        self._windows = {file: (int(most), int(at), int(end)) for file, (most, at, end) in (windows or {}).items()}
         self._unreadable: set[tuple[str, int]] = set()
         self._first_until_s = time.monotonic() + FIRST_S
         self._last_batch_s = 0.0
@@ -92,6 +95,11 @@ class Follow:
     def poll_s(self, now_s: float) -> float:
         """Return the interval of its polls."""
         return FIRST_POLL_S if not self._last_batch_s and now_s < self._first_until_s else POLL_S
+
+    def acknowledge(self, file: str, generation: int, offset: int) -> None:
+        """Move the place from which the window of a file counts; from any thread."""
+        if file in self._windows:
+            self._windows[file] = self._windows[file][0], generation, offset
 
     @property
     def _folder(self) -> str:
@@ -162,7 +170,29 @@ class Follow:
                 self._events.add(key[1])  # a new generation is read in the next round
             else:
                 found += self._compare(key, facts.st_size)
-        return sorted(found)
+        return self._within_windows(sorted(found))
+
+    def _within_windows(self, found: list[tuple[tuple[str, int], int]]) -> list[tuple[tuple[str, int], int]]:
+        """Return what may be sent of it now: of a file with a window as much as that has left, the oldest first."""
+        left = {file: self._left(file) for file in self._windows.keys() & {key[0] for key, _ in found}}
+        kept = []
+        for key, size in found:
+            sent = self._sent.get(key, 0)
+            if key[0] in left:
+                size = min(size, sent + left[key[0]])
+                left[key[0]] -= size - sent
+            if size > sent:
+                kept.append((key, size))
+        return kept
+
+    def _left(self, file: str) -> int:
+        most, at, end = self._windows[file]
+        beyond = [
+            sent - (end if generation == at else 0)
+            for (name, generation), sent in self._sent.items()
+            if name == file and generation >= at
+        ]
+        return max(0, most - sum(beyond))
 
     def _compare(self, key: tuple[str, int], size: int) -> list[tuple[tuple[str, int], int]]:
         """Return the file if it has new data; report it if it was truncated, and, once, if only its start is sent."""
@@ -224,11 +254,14 @@ class Follower:
         self._changed, self._followed = threading.Event(), threading.Event()
         self._has_threads = False
 
-    def follow(self, tag: str, offsets: dict[str, dict[str, int]], limits: dict[str, int]) -> None:
+    def follow(
+        self, tag: str, offsets: dict[str, dict[str, int]], limits: dict[str, int], windows: dict[str, Any]
+    ) -> None:
         """Follow an attempt, replacing an earlier follow of the tag. Raises ValueError on an invalid tag.
 
-        `limits`: bytes of one file that are sent, by its kind (the last word of its name); other kinds have none."""
-        entry = Follow(self._root, tag, offsets, self._send, limits)
+        `limits`: bytes of one file that are sent, by its kind (the last word of its name); other kinds have none.
+        `windows`: see Follow."""
+        entry = Follow(self._root, tag, offsets, self._send, limits, windows)
         with self._lock:
             self._follows[tag] = entry
             if not self._has_threads:
@@ -237,6 +270,14 @@ class Follower:
                 threading.Thread(target=self._check_lost, daemon=True, name="lost").start()
         self._changed.set()
         self._followed.set()
+
+    def acknowledge(self, tag: str, file: str, generation: int, offset: int) -> None:
+        """Move the window of a followed file; nothing if it is not followed."""
+        with self._lock:
+            entry = self._follows.get(tag)
+        if entry is not None:
+            entry.acknowledge(file, generation, offset)
+            self._changed.set()
 
     def is_busy(self) -> bool:
         return bool(self._follows)

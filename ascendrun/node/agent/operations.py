@@ -117,7 +117,18 @@ class Operations:
             "ping": Operation(simple(lambda r: {"at_ns": time.time_ns()}), "", None),
             "bye": Operation(simple(lambda r: None), "", None),
             "follow": Operation(
-                simple(lambda r: self.follower.follow(r["tag"], r.get("offsets") or {}, r.get("limits") or {})),
+                simple(
+                    lambda r: self.follower.follow(
+                        r["tag"], *((r.get(name) or {}) for name in ("offsets", "limits", "windows"))
+                    )
+                ),
+                "",
+                None,
+            ),
+            "acknowledge": Operation(
+                simple(
+                    lambda r: self.follower.acknowledge(*(r[name] for name in ("tag", "file", "generation", "offset")))
+                ),
                 "",
                 None,
             ),

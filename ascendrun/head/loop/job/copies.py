@@ -21,6 +21,10 @@ from ascendrun.head.state.state_dir import SPOOL_COMPLETE, claim_spool_dir, is_s
 from ascendrun.node.failpoint import failpoint
 from ascendrun.node.layout import make_tag
 
+ACKNOWLEDGE_S = 2.0
+"""Seconds between two moves of the windows of samples."""
+SAMPLES = "samples"
+
 TakeRecords = Callable[[str, Sequence[Mapping[str, Any]]], None]
 
 
@@ -45,6 +49,9 @@ class AttemptFiles:
         self._clocks, self._clock_files = ClockTracker(self._ping, self._keep_clock), ClockFiles()
         self._pruner = LogPruner(self._release)
         self._ahead_s: dict[str, float] = {}
+        self._windows: dict[str, tuple[int, int, int]] = {}
+        self._resets: dict[str, int] = {}
+        self._acknowledge_mono = 0.0
 
     @property
     def hosts(self) -> frozenset[str]:
@@ -61,15 +68,29 @@ class AttemptFiles:
 
     def follow(self, host: str) -> None:
         """Request what the host has beyond the copies here, and everything that it appends from now on."""
-
-        def replied(reply: Reply[Done]) -> None:
-            if reply.error is not None and reply.error.code != "connection-lost":
-                self.follow_later(host)
-
-        offsets = {**self.spool(host).offsets(), "samples": self._context.samples.offsets(self._source(host))}
-        self._call(host, agent.Follow(self.tag, offsets, self._limits.of_files()), then=replied)
+        samples, source = self._context.samples, self._source(host)
+        self._resets[host] = samples.resets
+        offsets = {**self.spool(host).offsets(), SAMPLES: samples.offsets(source)}
+        self._windows[host] = window = samples.window(source, len(self._live.job.hosts))
+        request = agent.Follow(self.tag, offsets, self._limits.of_files(), {SAMPLES: window})
+        self._call(host, request, then=partial(self._followed, host))
         self._clocks.measure(host)
         self.take_records(host)
+
+    def _followed(self, host: str, reply: Reply[Done]) -> None:
+        if reply.error is not None and reply.error.code != "connection-lost":
+            self.follow_later(host)
+
+    def _acknowledge(self, host: str) -> None:
+        """Let the host send more samples when half of its window does not wait here any more; again what was lost."""
+        if self._context.samples.resets != self._resets[host]:
+            self.follow(host)
+            return
+        most, generation, offset = self._windows[host]
+        passed = self._context.samples.passed(self._source(host))
+        if passed[0] != generation or passed[1] - offset >= most // 2:
+            self._windows[host] = (most, *passed)
+            self._call(host, agent.Acknowledge(self.tag, SAMPLES, *passed), then=partial(self._followed, host))
 
     def follow_later(self, host: str, *, wait_s: float = AGAIN_S) -> None:
         self._due.setdefault(host, time.monotonic() + wait_s)
@@ -90,12 +111,16 @@ class AttemptFiles:
             if self._live.link(host).is_up:
                 self.follow(host)
         connected = self._connected()
+        if now >= self._acknowledge_mono:
+            self._acknowledge_mono = now + ACKNOWLEDGE_S
+            for host in [host for host in connected if host in self._windows and host not in self._complete]:
+                self._acknowledge(host)
         self._clocks.tick(connected)
         self._pruner.tick((host, self._spools[host]) for host in connected)
 
     def take_data(self, host: str, data: FileData, body: bytes) -> None:
         """Store bytes of a followed file; called in the connection's thread, the only writer of this host's spool."""
-        if data.file == "samples":
+        if data.file == SAMPLES:
             ahead_s = self._ahead_s.get(host) or self._reported_offset_s(host)
             source = self._source(host)
             if not self._context.samples.take(source, data.generation, data.offset, body, ahead_s=ahead_s):
@@ -144,7 +169,7 @@ class AttemptFiles:
             # What still runs there, or was there when the node lost its power, is ended first: machine/reconcile.py.
             return
         sizes = dict(self._limits.expected(reply.message.files))
-        lacks_samples = self._context.samples.lacks(self._source(host), sizes.pop("samples", {}))
+        lacks_samples = self._context.samples.lacks(self._source(host), sizes.pop(SAMPLES, {}))
         if lacks_samples or self.spool(host).differs_from(sizes):
             self.follow_later(host)
             return

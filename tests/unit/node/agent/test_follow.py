@@ -82,6 +82,33 @@ def test_only_the_start_of_a_file_over_its_limit_is_sent_and_that_is_reported_on
     assert [(one["file"], one["size"], one["limit"]) for one in limited] == [("rank-0.error", 900 << 20, 1 << 17)]
 
 
+def test_a_file_with_a_window_is_sent_as_far_as_it_goes_in_order_over_its_generations(root: Path) -> None:
+    folder = Path(layout.attempt_dir(str(root), TAG))
+    (folder / "samples.1").write_bytes(b"a" * 90)
+    (folder / "samples.2").write_bytes(b"b" * 90)
+    (folder / "rank-0.out.0").write_bytes(b"c" * 500)
+    said: list[tuple[str, int, int, int]] = []
+
+    def send(header: dict[str, Any], body: bytes) -> None:
+        said.append((header["file"], header["generation"], header["offset"], len(body)))
+
+    def polled(now_s: float) -> list[tuple[str, int, int, int]]:
+        said.clear()
+        follow.poll(now_s)
+        return list(said)
+
+    follow = Follow(str(root), TAG, {"samples": {"1": 50}}, send, {}, {"samples": [100, 1, 20]})
+    assert polled(1.0) == [("rank-0.out", 0, 0, 500), ("samples", 1, 50, 40), ("samples", 2, 0, 30)]
+    assert polled(2.0) == []
+    follow.acknowledge("samples", 1, 80)
+    assert polled(3.0) == [("samples", 2, 30, 60)], "90 bytes of the last generation, and 10 of that before"
+    (folder / "samples.3").write_bytes(b"d" * 300)
+    assert polled(4.0) == []
+    follow.acknowledge("samples", 2, 90)
+    follow.acknowledge("rank-0.out", 0, 10)
+    assert polled(5.0) == [("samples", 3, 0, 100)]
+
+
 def test_a_close_that_fails_ends_no_transfer(tmp_path: Path) -> None:
     folder = Path(layout.attempt_dir(str(tmp_path), TAG))
     folder.mkdir(parents=True)
@@ -136,7 +163,7 @@ def test_the_first_line_is_sent_before_the_usual_poll(root: Path, monkeypatch: p
     (folder / "events.0").write_bytes(b"an event\n")
     sent: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     follower = Follower(str(root), send=lambda header, body: sent.put(body), note_lost=lambda tag: None)
-    follower.follow(TAG, {}, {})
+    follower.follow(TAG, {}, {}, {})
     assert get_within(sent, 60.0) == b"an event\n"
     (folder / "rank-0.out.0").write_bytes(b"first\n")  # behind the first poll
     assert get_within(sent, 60.0) == b"first\n"
