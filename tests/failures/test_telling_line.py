@@ -86,3 +86,20 @@ def test_quotes_of_gnu_are_kept_in_pairs() -> None:
     assert "Assertion 'n_done >= n_min' failed" in explain("", groups=groups).message
     groups = [{"ranks": "all", "at": 60, "exit": -6, "err": "the key `a b` isn't of `c`"}]
     assert "`a b` isn't of `c`" in explain("", groups=groups).message
+
+
+def test_operators_that_no_library_registered_are_of_their_compiled_package() -> None:
+    found = explain("AttributeError: '_OpNamespace' '_C' object has no attribute 'add_turned_'", failed="all")
+    assert found.domain == "environment"
+    assert found.hint.startswith("no library that was loaded registers this operator")
+
+
+@pytest.mark.parametrize("indent", ["", "        "])
+def test_a_line_of_cann_with_its_place_is_the_detail_where_the_report_only_failed(indent: str) -> None:
+    report = (
+        "RuntimeError: run:a.cpp:287 OPS function error: aclnnTurn, error code is 561000\n"
+        "[ERROR] (PID:36, Device:0, RankID:0) ERR01100 OPS call acl api failed.\n"
+        "AclNN_Runtime_Error(EZ9903): InitParseCtx failed\n"
+        f"{indent}op[Turn], compile info not contain [_pattern][FUNC:Parse][FILE:auto_tiling.cc][LINE:120]\n"
+    )
+    assert "compile info not contain [_pattern]" in str(explain(report).values["detail"])
