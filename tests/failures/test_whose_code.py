@@ -56,7 +56,7 @@ def test_the_package_in_which_a_cut_traceback_ends_is_named() -> None:
     lines = f"WorkerProc hit an exception.\n{HEAD}{frames}"
     found = explain("".join(f"{LOG}{line}\n" for line in lines.splitlines()))
     assert found.code == "exit-code" and found.values["last"] == "WorkerProc hit an exception."
-    assert "`rollkit` may have a defect: search its issues for the line that is quoted here" in found.hint
+    assert "`rollkit` may have a defect: search its issues and those of its plugins for the quoted" in found.hint
 
 
 @pytest.mark.parametrize(
