@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
@@ -26,7 +25,7 @@ from ascendrun.core.settings import Settings
 from ascendrun.core.standby_settings import Standby, not_set, read_standby
 from ascendrun.head.agents.lease import Voters, Votes
 from ascendrun.head.loop import guard as guarding
-from ascendrun.head.loop.daemon import is_running, running_pid
+from ascendrun.head.loop.daemon import is_running, running_pid, take_lock
 from ascendrun.head.protocol.control_messages import Status
 from ascendrun.head.protocol.control_socket import ControlClient
 from ascendrun.head.protocol.lease_messages import ClaimHead, Vote
@@ -260,13 +259,14 @@ class Follower:
         """Hold the lock of the copy: it becomes that of the controller."""
         if self._lock is None:
             self._root.mkdir(mode=0o700, exist_ok=True)
-            self._lock = os.open(self._root / guarding.LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                message = Text("standby.already-runs", "a standby already runs for {path}", path=str(self._root))
-                raise ConflictError(message) from None
-            guarding.write_lock(self._lock, f"{os.getpid()}\n".encode())
+            fd = os.open(self._root / guarding.LOCK_NAME, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+            if not take_lock(fd):
+                os.close(fd)
+                raise ConflictError(
+                    Text("standby.already-runs", "a standby already runs for {path}", path=str(self._root))
+                )
+            self._lock = fd
+            guarding.write_lock(fd, f"{os.getpid()}\n".encode())
 
     def _follow(self, host: str) -> None:
         """Copy what the head sends until it is lost. Raises UnreachableError, OSError: the copy cannot be written."""

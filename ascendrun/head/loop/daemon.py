@@ -48,19 +48,14 @@ def _locked(state_dir: Path) -> Iterator[int | None]:
 
     What the file contains after an end: guard.LOCK_NAME. A controller that replaced itself has the descriptor of its
     predecessor.
-
-    `is_running` takes the lock for a moment to test it: only the controller keeps it.
     """
     path, kept = state_dir / guarding.LOCK_NAME, os.environ.pop(guarding.KEPT_LOCK_VARIABLE, "")
     fd = int(kept) if kept else os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     os.set_inheritable(fd, False)
     try:
-        until = time.monotonic() + LOOK_S
-        while not _try_lock(fd):
-            if time.monotonic() > until:
-                yield None
-                return
-            time.sleep(_POLL_S)
+        if not take_lock(fd):
+            yield None
+            return
         guarding.write_lock(fd, f"{os.getpid()}\n".encode())
         try:
             yield fd
@@ -72,12 +67,18 @@ def _locked(state_dir: Path) -> Iterator[int | None]:
         os.close(fd)
 
 
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def take_lock(fd: int) -> bool:
+    """Take the lock; False: another process keeps it. `is_running` takes it for a moment to test it."""
+    until = time.monotonic() + LOOK_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                return False
+            time.sleep(_POLL_S)
+        else:
+            return True
 
 
 def is_running(state_dir: Path) -> bool:

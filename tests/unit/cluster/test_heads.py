@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,11 @@ import pytest
 
 from ascendrun.cluster import standby
 from ascendrun.cluster.heads import other_head
-from ascendrun.cluster.standby import CONNECT_S, Role, find_head
-from ascendrun.core.errors import UnreachableError
+from ascendrun.cluster.standby import CONNECT_S, Follower, Role, find_head
+from ascendrun.core.errors import ConflictError, UnreachableError
 from ascendrun.core.settings import Settings
+from ascendrun.core.standby_settings import Standby
+from ascendrun.head.loop import daemon, guard
 
 SSH = """#!/bin/sh
 for word; do case $word in
@@ -69,3 +73,20 @@ def test_a_standby_that_takes_over_does_not_wait_for_the_lost_head(roles: Any) -
     roles()
     found = iter([Role("standby"), Role("standby"), Role("head", 2)])
     assert find_head(["u@a"], lambda: next(found)) is None
+
+
+def test_a_command_that_tests_the_lock_does_not_end_a_standby_that_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower, copy = Follower(Settings(tmp_path / "state"), Standby(("a", "b"), (), 20.0)), tmp_path / "state.standby"
+    copy.mkdir()
+    tester = os.open(copy / guard.LOCK_NAME, os.O_CREAT | os.O_RDWR, 0o600)
+    fcntl.flock(tester, fcntl.LOCK_SH)
+    waits: list[float] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(daemon.time, "sleep", lambda s: waits.append(s) or fcntl.flock(tester, fcntl.LOCK_UN))
+        follower._take_lock()
+    assert len(waits) == 1 and daemon.running_pid(copy) == os.getpid()
+    with pytest.raises(ConflictError):
+        Follower(Settings(tmp_path / "state"), Standby(("a", "b"), (), 20.0))._take_lock()
+    os.close(tester)
