@@ -37,7 +37,7 @@ TEND_S = 30.0
 """Seconds without samples after which the process is started all the same: it removes old ones."""
 MOST_WAITING_BYTES = 32 << 20
 """Bytes that wait to be passed on, shared by all sources; a source may always have one piece."""
-LEAST_WINDOW_BYTES, WINDOW_BYTES = 1 << 16, 1 << 20
+LEAST_WINDOW_BYTES, WINDOW_BYTES = 1 << 14, 1 << 20
 """What a host may send before the first of it was passed on; the rest waits on the host."""
 MOST_AT_ONCE, BYTES_AT_ONCE = 1000, 1 << 20
 """Arrivals in one write, and their bytes: with a late process, pieces are long."""
