@@ -20,6 +20,7 @@ SHORT = 40
 _STEPS = re.compile("(?:; |；)(?=(?:[^`]*`[^`]*`)*[^`]*$)")  # not in a command
 _ASSIGNED = re.compile(r"\b([A-Z][A-Z0-9_]{3,})=([\w.:/-]+)")
 _COMMAND = re.compile(r"(?: ?[(（]`[A-Z]+`[)）])|`[^`]+`")
+_ABOUT = re.compile("`([A-Z]+)`")
 _PLACE = re.compile(r"(?<![\w$-])[A-Z]+\b(?![_.=])")
 
 
@@ -51,10 +52,16 @@ def fitting(hints: Iterable[str], given: Mapping[str, str], lang: str) -> str:
     """Return the steps of hints that fit, each once: not those of another accelerator, engine, launcher or domain, and
     none that sets a variable to the value that it has. `given`: of `named_in`, with the `domain` of the failure; the
     capitals in commands are replaced by its values, and a variable is $NAME."""
-    steps = dict.fromkeys(step for hint in hints for step in _STEPS.split(hint) if step)
+    steps = dict.fromkeys(step for hint in hints for step in _STEPS.split(hint) if step and _is_known(step, given))
     filled = (_COMMAND.sub(lambda found: _filled(found[0], given), step) for step in steps)
     between = listed("diagnosis.and", first="", second="").render(lang)
     return between.join(step for step in filled if _fits(step, given))
+
+
+def _is_known(step: str, given: Mapping[str, str]) -> bool:
+    """Return whether the message has what a step speaks of at its start."""
+    about = _ABOUT.match(step)
+    return about is None or bool(given.get(about[1]))
 
 
 def _filled(command: str, given: Mapping[str, str]) -> str:

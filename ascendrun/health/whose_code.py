@@ -43,10 +43,11 @@ def packages_in(
     (CALLED: another package, or the line of the program, "": not known), both (PACKAGES), and where no exception has
     frames that of the last one of a cut traceback, else whose process printed the line (SUSPECT)."""
     cut = [] if raised else [one["file"] for one in map(wording("frame").match, frames.splitlines()) if one][::-1]
-    owners = _owners(raised.files if raised else ())
+    files = raised.files if raised else ()
+    owners = _owners(files)
     found = [*dict.fromkeys([*owners, *wording("package").findall("\n".join(texts))[::-1]])][:2]
     installed, own = Installed(packages), where.rpartition(":")[0]
-    inside = {Path(file).name for file in owners.values()}
+    inside = {Path(file).name for file in files if says(file, "library") or file in owners.values()}
     is_own = bool(own) and not says(own, "library") and own not in inside
     suspect = next(iter([*_owners(cut), *_printers(texts)]), "")
     return {

@@ -78,6 +78,16 @@ def test_a_rank_that_reports_another_device_than_its_own_may_share_it() -> None:
 # ---------------------------------------------------------------- interfaces
 
 
+def test_an_address_that_the_message_does_not_have_is_not_spoken_of() -> None:
+    warning = "n1:52:61 [0] misc/socket.cc:673 NCCL WARN {}"
+    unknown = explain(
+        warning.format("ncclSocketInit: connecting to address with family 0 is no AF_INET"), family="cuda"
+    )
+    known = explain(warning.format("socketStartConnect: Connect to 10.1.0.7<51024> failed : No route"), family="cuda")
+    assert "ADDRESS" not in unknown.hint and "GLOO_SOCKET_IFNAME" in unknown.hint
+    assert known.hint.startswith("`10.1.0.7` is of the interface")
+
+
 USING = "NCCL INFO NET/Socket : Using [0]{}:10.1.0.7<0> [1]br-05ab:172.19.0.1<0> [2]veth61:fe80::b8%veth61<0>\n"
 
 

@@ -103,3 +103,17 @@ def test_a_line_of_cann_with_its_place_is_the_detail_where_the_report_only_faile
         f"{indent}op[Turn], compile info not contain [_pattern][FUNC:Parse][FILE:auto_tiling.cc][LINE:120]\n"
     )
     assert "compile info not contain [_pattern]" in str(explain(report).values["detail"])
+
+
+@pytest.mark.parametrize(
+    "line", ['  File "/job/train.py", line 9, in run', "compiling helpers", "connect to n2 failed"]
+)
+def test_the_only_rank_that_printed_under_a_launcher_ended_as_its_launcher(line: str) -> None:
+    """torchrun's report is missing, and the line has no reason."""
+    found = explain(f"[rank3]: {line}\n", failed="0", ranks=2, launcher="torchrun", world=16, per_host=1)
+    assert found.code == "exit-code" and found.ranks == (3,) and found.reason_grade.value != "certain"
+
+
+def test_which_of_several_ranks_ended_is_not_known_without_the_report_of_their_launcher() -> None:
+    found = explain("[rank3]: compiling\n[rank5]: compiling\n", ranks=2, launcher="torchrun", world=16, per_host=1)
+    assert found.ranks == ()

@@ -40,6 +40,14 @@ def test_a_source_tree_that_calls_an_installed_package_is_its_caller() -> None:
     assert "`commlib` raised it in a call by `rollkit`" in explain(f"{HEAD}{frames}AssertionError: no ring").hint
 
 
+def test_a_line_of_torch_that_a_package_calls_is_not_the_caller() -> None:
+    mesh = frame(f"{SITE}/torch/distributed/device_mesh.py", "raise RuntimeError('no submesh')")
+    cut = f"{frame(f'{SITE}/commlib/ring.py', 'mesh[0]')}{mesh}"
+    for head in (HEAD, ""):
+        hint = explain(f"{head}{cut}RuntimeError: no submesh").hint
+        assert "`commlib` raised it" in hint and "in a call by `device_mesh.py" not in hint
+
+
 def test_a_function_of_the_program_that_a_package_calls_is_of_the_program() -> None:
     frames = frame(f"{SITE}/fitlib/loop.py") + frame("/job/steps.py", "raise ValueError('bad loss')")
     assert "fitlib" not in explain(f"{HEAD}{frames}ValueError: bad loss").hint

@@ -66,7 +66,8 @@ def _expand_process(process: RankEvidence, evidence: Evidence) -> tuple[RankEvid
         return tuple(replace(process, rank=rank) for rank in named) if len(named) == 1 else ()
     numbers = sorted({*ends, *(rank for rank in by_rank if rank is not None)})
     owners = _owners(ends, loose) if are_warnings and any(end.is_root for end in ends.values()) else ()
-    inner = (ends.get(number) or InnerEnd(number) for number in numbers)
+    lone = process.code if len(numbers) == 1 and not ends and not process.stopped else None  # it ended as its only rank
+    inner = (ends.get(number) or InnerEnd(number, code=lone) for number in numbers)
     return tuple(_inner(process, end, by_rank.get(end.rank, []), loose if end.rank in owners else ()) for end in inner)
 
 
@@ -95,9 +96,7 @@ def _owners(ends: Mapping[int, InnerEnd], loose: Sequence[Line]) -> tuple[int, .
 def _inner(process: RankEvidence, end: InnerEnd, lines: Sequence[Line], loose: Sequence[Line]) -> RankEvidence:
     """Make a rank; SIGTERM or SIGKILL to a rank that is not the root counts as a stop."""
     signal = -end.code if end.code is not None and end.code < 0 else None
-    exited_s = process.exited_at_s
-    if exited_s is not None and end.is_root:
-        exited_s -= OBSERVED_BEFORE_S
+    exited_s = None if process.exited_at_s is None else process.exited_at_s - OBSERVED_BEFORE_S * end.is_root
     return replace(
         process,
         rank=end.rank,
