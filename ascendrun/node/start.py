@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 CHECK_BYTES = 4
 USAGE = (
-    "python agent.pyz [warm] serve | supervise DIRECTORY | sample DIRECTORY | shell PID START | join COMMAND | grep"
-    " | ray OPTIONS COMMAND | contain NAME [HOLDER PYTHON] | tie PID | enter CONTAINER SHELL | survey"
+    "python agent.pyz [warm] serve | [warm] supervise DIRECTORY | sample DIRECTORY | shell PID START | join COMMAND"
+    " | grep | ray OPTIONS COMMAND | contain NAME [HOLDER PYTHON] | tie PID | enter CONTAINER SHELL | survey"
 )
 
 
@@ -111,6 +111,13 @@ def run(modules: Modules, role: str, words: list[str]) -> int:
         return serve(keep=modules.keep)
     if role == "warm" and words == ["serve"]:
         return serve_late(modules)
+    if role == "warm" and len(words) == 2 and words[0] == "supervise":
+        from ascendrun.node.hold import become_connected
+        from ascendrun.node.supervisor.supervise import main as supervise
+
+        modules.keep()
+        become_connected()
+        return supervise(words[1])
     if role == "supervise" and len(words) == 1:
         from ascendrun.node.supervisor.supervise import main as supervise
 

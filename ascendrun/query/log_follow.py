@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -40,7 +41,9 @@ BURST_WINDOW_S = 0.08
 BURST_S = 0.2
 """After a pause every host sends at the same time; only in a steady stream do their batches drift apart."""
 POLL_S = (0.02, 0.1)
-JOB_POLL_S = 0.25
+JOB_POLL_S = (0.05, 0.25)
+JOB_AGE_FRACTION = 0.25
+"""Until its first attempt a job is read after this fraction of its age: who submits it waits for its first line."""
 NO_RESPONSE_S = 60.0
 """Seconds that following continues while the controller does not respond."""
 BATCH_LINES = 2000
@@ -100,7 +103,7 @@ def follow_job(
             yield FollowUpdate(detail)
         if job.ended_at_s is not None:
             break
-        yield from _lines_for(logs, JOB_POLL_S)
+        yield from _lines_for(logs, job_poll_s(job.attempt, time.time() - job.created_at_s))
         try:
             detail = read(ref)
             no_response_mono = None
@@ -115,6 +118,12 @@ def follow_job(
         yield from _drain(logs, age_s=max(0.0, time.time() - job.ended_at_s))
 
 
+def job_poll_s(attempt: int, age_s: float) -> float:
+    """Return after how long the state of a job is read again. `attempt` 0: it has none."""
+    shortest_s, longest_s = JOB_POLL_S
+    return longest_s if attempt else min(max(JOB_AGE_FRACTION * age_s, shortest_s), longest_s)
+
+
 def _lines_for(logs: AttemptLogs | None, seconds: float) -> Iterator[FollowUpdate]:
     """Yield new lines as they arrive, for this many seconds."""
     until_mono = time.monotonic() + seconds
@@ -124,7 +133,10 @@ def _lines_for(logs: AttemptLogs | None, seconds: float) -> Iterator[FollowUpdat
             is_quiet = False
             yield update
         if is_quiet:
-            time.sleep(pause_after(time.process_time() - started_cpu_s, POLL_S))
+            pause_s = pause_after(time.process_time() - started_cpu_s, POLL_S)
+            if logs is not None:
+                pause_s = min(pause_s, logs.due_in_s())
+            time.sleep(max(0.0, min(pause_s, until_mono - time.monotonic())))
 
 
 def _new_lines(logs: AttemptLogs | None, *, final: bool = False) -> Iterator[FollowUpdate]:
@@ -189,6 +201,11 @@ class AttemptLogs:
                 yield from self._folder.take(now_s=now_s)
                 self._folder.add(some, now_s=now_s)
         yield from self._folder.finish() if final else self._folder.take(now_s=self._now_s())
+
+    def due_in_s(self) -> float:
+        """Return the seconds until the first waiting line no longer waits for other ranks; inf: no line waits."""
+        due_s = self._folder.due_s
+        return math.inf if due_s == -math.inf else max(due_s - self._now_s(), 0.0) + 0.001
 
     def _choose_window(self) -> None:
         """Choose the wait of a line that arrived now: longer if others have arrived continuously."""

@@ -3,17 +3,63 @@
 import json
 import os
 import shutil
+import signal
 import socket
 from pathlib import Path
 
 import pytest
 
-from ascendrun.node import layout, tree_hash
+from ascendrun.node import layout, procs, tree_hash
 from ascendrun.node.op_errors import message
 from tests.agent.conftest import HOLD, PY, TAG
 from tests.ports import free_port
 
 SHOW = [PY, "-c", "import os,sys,json;print(json.dumps([sys.argv[1:],dict(os.environ)]))"]
+
+
+# --- the supervisor that waits for GO ---
+
+
+def ready(node):
+    """The pids of the supervisors that were started in advance, by tag."""
+    found = {}
+    for pid in procs.snapshot():
+        words = procs.read_cmdline(pid).split(b"\0")
+        if words[-4:-2] == [b"warm", b"supervise"] and words[-2].startswith(os.fsencode(str(node.root))):
+            found[layout.tag_of(os.fsdecode(words[-2]))] = pid
+    return found
+
+
+def test_a_supervisor_waits_for_go_and_ends_with_the_preparation_or_the_agent(node, agent):
+    agent.do("prepare", **node.job(TAG, HOLD))
+    assert set(ready(node)) == {TAG}
+    agent.do("abort", tag=TAG)
+    agent.wait(lambda: not ready(node))
+    agent.do("prepare", **node.job(TAG, HOLD))
+    agent.do("prepare", **node.job("head-job.2", HOLD))
+    assert set(ready(node)) == {"head-job.2"}, "one for each run"
+    agent.do("stop", tag="head-job.2", now=True, grace_s=None)
+    assert not ready(node)
+    agent.do("prepare", **node.job("head-job.3", HOLD))
+    agent.kill()
+    node.connect().wait(lambda: not ready(node))
+
+
+def test_go_uses_the_supervisor_that_waits_and_replaces_one_that_died(node, agent):
+    agent.do("prepare", **node.job(TAG, HOLD))
+    waits = procs.identify(ready(node)[TAG])
+    agent.do("follow", tag=TAG, offsets={})
+    agent.do("go", tag=TAG, master_port=None)
+    began = node.identity(TAG)
+    assert os.getsid(began["pid"]) == waits["pid"], "the supervisor is in the session of the process that waited"
+    assert not procs.is_alive(waits), "its first process is gone"
+    agent.end(TAG)
+    agent.do("prepare", **node.job("head-job.2", HOLD))
+    os.kill(ready(node)["head-job.2"], signal.SIGKILL)
+    agent.do("follow", tag="head-job.2", offsets={})
+    agent.do("go", tag="head-job.2", master_port=None)
+    assert agent.phase("head-job.2") == "running"
+    agent.end("head-job.2")
 
 
 # --- refusals ---

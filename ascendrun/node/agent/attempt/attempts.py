@@ -6,15 +6,14 @@ prepared.json, supervisor.json (claimed once: by the supervisor, or by an earlie
 
 from __future__ import annotations
 
-import json
 import os
-import select
-import signal
 import subprocess
 import time
+from functools import partial
 
 from ascendrun.node import hold, layout, reap
 from ascendrun.node.agent import checks
+from ascendrun.node.agent.attempt.launch import START_S, ReadySupervisors, hand_over
 from ascendrun.node.agent.attempt.state import ended_in_events, locked, phase, remove_container, stop, wait_gone
 from ascendrun.node.agent.leases import Leases
 from ascendrun.node.agent.trees import link_tree
@@ -27,12 +26,9 @@ from ascendrun.node.ranks import PATH_TOKEN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Mapping
+    from typing import Any, Callable
 
     from ascendrun.node.op_errors import Message
-
-START_S = 20.0
-"""Seconds that a supervisor may take to report its start."""
 
 PREPARED_KEYS = """tag node_rank ranks launcher cwd setup trees link_tree library ports devices hccl stop start_s max_s
 fence_s peers exit_s linger_s rotate_bytes sampling container""".split()
@@ -54,6 +50,7 @@ class Attempts:
         self._umask = umask
         self._verify_tree = verify_tree
         self._leases = Leases(root)
+        self._ready = ReadySupervisors(agent)
 
     # --- prepare, abort ---
 
@@ -76,6 +73,8 @@ class Attempts:
             checks.check_directory(folder, make=False)
             streams, not_local = place_streams(folder)
             port, bases = self._leases.prepare(tag, request)
+            if not (request.get("container") or self._holder()):
+                self._ready.start(folder, self._supervisor_env())
             pointer = None
             if request.get("pointer"):
                 from ascendrun.node.agent.attempt.checkpoints import set_back_pointer
@@ -165,7 +164,7 @@ class Attempts:
     def abort(self, tag: str) -> dict[str, Any]:
         """Remove an attempt without GO. Raises OperationError("attempt-running") if it got GO."""
         folder = layout.attempt_dir(self._root, tag)
-        self._leases.release(tag)
+        self._release(tag)
         if not os.path.isdir(folder):
             return {}
         with locked(self._root, tag):
@@ -230,24 +229,35 @@ class Attempts:
             time.sleep(0.02)
 
     def _spawn(self, folder: str, spec: dict[str, Any], box: dict[str, Any] | None) -> dict[str, Any]:
-        """Start the supervisor, in a container if there is `box`; return its first message. Secrets use the pipe: never
-        argv, environment or disk."""
-        env = {name: value for name, value in self._login.items() if name != layout.TAG_VARIABLE.encode()}
-        argv, leased = self._agent + ["supervise", folder], [fd for fds in spec["leases"].values() for fd in fds]
-        holder = env.pop(layout.HOLDER_VARIABLE.encode(), None)
+        """Start the supervisor, in a container if there is `box`; return its first message."""
+        env, holder = self._supervisor_env(), self._holder()
         with open(os.path.join(folder, "supervisor.log"), "ab") as log:
             try:
                 if box is not None:
-                    reply = self._spawn_inside(box, folder, log, spec, os.fsdecode(holder or b""))
-                elif holder is not None:
-                    reply = _spawn_held(os.fsdecode(holder), argv, env, log.fileno(), spec)
+                    reply = self._spawn_inside(box, folder, log, spec, holder)
+                elif holder:
+                    start = partial(hold.spawn, holder, [*self._agent, "supervise", folder], env)
+                    reply = hand_over(start, log.fileno(), spec)
                 else:
-                    reply = _spawn_here(argv, env, log.fileno(), spec, leased)
+                    reply = self._ready.hand_over(folder, env, log.fileno(), spec)
             except (subprocess.TimeoutExpired, ValueError, OSError) as error:
                 lines = read_text(log.name).strip().splitlines() or [str(error)]
                 raise OperationError("start-failed", "supervisor-failed", error=lines[-1], log=log.name) from error
         assert isinstance(reply, dict)
         return reply
+
+    def _holder(self) -> str:
+        """Return the name of the holder that starts supervisors, "": this agent does."""
+        return os.fsdecode(self._login.get(layout.HOLDER_VARIABLE.encode(), b""))
+
+    def _supervisor_env(self) -> dict[bytes, bytes]:
+        unwanted = {layout.TAG_VARIABLE.encode(), layout.HOLDER_VARIABLE.encode()}
+        return {name: value for name, value in self._login.items() if name not in unwanted}
+
+    def _release(self, tag: str) -> None:
+        """Let go what this agent has for an attempt between prepare and GO."""
+        self._ready.release(layout.split_tag(tag)[0])
+        self._leases.release(tag)
 
     def _spawn_inside(
         self, box: dict[str, Any], folder: str, log: Any, spec: dict[str, Any], outer: str
@@ -258,7 +268,7 @@ class Attempts:
         holder = containers.start(box, root=self._root, tag=tag, agent=self._agent, log=log, outer=outer)
         argv = [box["python"], *self._agent[1:], "supervise", folder]
         try:
-            return _spawn_held(holder, argv, None, log.fileno(), spec)
+            return hand_over(partial(hold.spawn, holder, argv, None), log.fileno(), spec)
         except (subprocess.TimeoutExpired, ValueError, OSError):
             containers.remove(box, root=self._root, tag=tag)
             raise
@@ -267,13 +277,13 @@ class Attempts:
 
     def stop(self, request: dict[str, Any]) -> dict[str, Any]:
         """Request the end: see stop.stop."""
-        self._leases.release(str(request["tag"]))
+        self._release(str(request["tag"]))
         return stop(self._root, request)
 
     def forget(self, tag: str) -> dict[str, Any]:
         """Remove the attempt's directory; its fence stays."""
         folder = layout.attempt_dir(self._root, tag)
-        self._leases.release(tag)
+        self._release(tag)
         identity = read_claim(os.path.join(folder, IDENTITY)) or {}
         if phase(self._root, tag) == "ended" or ("pid" in identity and ended_in_events(folder)):
             wait_gone(identity)  # the supervisor writes the event of the end before its file
@@ -284,55 +294,6 @@ class Attempts:
             remove_attempt(folder)
             remove_tree(layout.live_mark(folder))
         return {}
-
-
-def _spawn_here(argv: list[str], env: Mapping[bytes, bytes], log: int, spec: dict[str, Any], leased: list[int]) -> Any:
-    """Start the supervisor as a child in a session of its own; return its first message. Raises OSError, ValueError and
-    TimeoutExpired."""
-    child = subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log,
-        env=env,
-        start_new_session=True,
-        pass_fds=leased,
-    )
-    try:
-        out, _ = child.communicate(json.dumps(spec).encode("utf-8"), timeout=START_S)
-        reply: dict[str, Any] = json.loads(out.decode("utf-8"))
-        return reply
-    except (subprocess.TimeoutExpired, ValueError, OSError):
-        child.kill()
-        child.communicate()
-        raise
-
-
-def _spawn_held(
-    holder: str, argv: list[str], env: dict[bytes, bytes] | None, log: int, spec: dict[str, Any]
-) -> dict[str, Any]:
-    """Let the holder start the supervisor: it outlives the connection. Return its first message, as `_spawn_here`."""
-    leases: dict[str, list[int]] = spec["leases"]
-    stdin, to_child = os.pipe()
-    from_child, stdout = os.pipe()
-    with open(to_child, "wb") as writer, open(from_child, "rb") as reader:
-        try:
-            made = hold.spawn(holder, argv, env, [stdin, stdout, log, *(fd for fds in leases.values() for fd in fds)])
-        finally:
-            os.close(stdin)
-            os.close(stdout)
-        numbers = iter(made["fds"])
-        renumbered = {name: [next(numbers) for _ in fds] for name, fds in leases.items()}
-        try:
-            writer.write(json.dumps({**spec, "leases": renumbered}).encode("utf-8"))
-            writer.close()
-            if not select.select([reader], [], [], START_S)[0]:
-                raise subprocess.TimeoutExpired(argv, START_S)
-            reply: dict[str, Any] = json.loads(reader.read().decode("utf-8"))
-            return reply
-        except (subprocess.TimeoutExpired, ValueError, OSError):
-            os.kill(made["pid"], signal.SIGKILL)
-            raise
 
 
 def link_work(earlier: str, work: str, *, may_lack: bool) -> None:
