@@ -1,6 +1,6 @@
 """What nodes report in an hour, in ten minutes: the growth of the store, its clean-up, and what the head needs for it.
 
-    python -m benchmarks.hour [--nodes 1000] [--jobs 8] [--seconds 600] [--results FOLDER]
+    python -m benchmarks.hour [--nodes 1000] [--jobs 8] [--seconds 600] [--repeat 1] [--results FOLDER]
 
 The nodes are those of benchmarks.head. They send their samples, metrics, lines and heartbeats of these seconds, and
 those of the rest of an hour more, with the times of samples from 150 minutes ago on. The head keeps samples as measured
@@ -20,10 +20,10 @@ import psutil
 
 from ascendrun.head.state.sample_store import MINUTE, RAW, SampleStore
 from benchmarks.head import SETTLE_S, Head, cpu_s, family, prefer
-from benchmarks.results import RESULTS, Row, Sheet, read_rows, shown, table, write_page
+from benchmarks.results import RESULTS, Row, Sheet, median, read_rows, shown, table, write_page
 
 COLUMNS = (
-    "nodes", "minute", "wall_s", "controller_percent", "samples_percent", "fleet_percent", "controller_mb",
+    "repeat", "nodes", "minute", "wall_s", "controller_percent", "samples_percent", "fleet_percent", "controller_mb",
     "samples_mb", "store_mb", "free_mb", "wal_mb", "spool_mb", "rows", "deleted", "behind_s", "late_s", "lost", "load",
 )  # fmt: skip
 HEADINGS = (
@@ -45,8 +45,8 @@ def size_mb(*paths: Path) -> float:
 class Hour:
     """An hour that passes on a head. `sent`: samples of hosts with times of the past."""
 
-    def __init__(self, sheet: Sheet, head: Head, seconds: float) -> None:
-        self._sheet, self._head, self._seconds = sheet, head, seconds
+    def __init__(self, sheet: Sheet, head: Head, seconds: float, repeat: int) -> None:
+        self._sheet, self._head, self._seconds, self._repeat = sheet, head, seconds, repeat
         self._since_s, self._more_s = time.time() - AGO_S, HOUR_S - seconds
         self._began_s = self._since_s
         self._until_s = self._since_s + self._more_s
@@ -76,6 +76,7 @@ class Hour:
         names = ("controller_percent", "samples_percent", "fleet_percent")
         memory = [one.memory_info().rss / 1e6 for one in family(self._process)]
         self._sheet.add(
+            repeat=self._repeat,
             nodes=self._head.nodes,
             minute=minute,
             wall_s=wall_s if seconds else None,
@@ -120,14 +121,15 @@ class Hour:
 
 
 def render(rows: Sequence[Row]) -> str:
-    shown_as_is = ("minute", "rows", "deleted", "lost")
+    """Medians over the repetitions."""
 
-    def cell(row: Row, column: str) -> str:
-        value = row[column]
-        return value if column in shown_as_is else shown(float(value) if value else None)
+    def cell(minute: str, column: str) -> str:
+        value = median((row for row in rows if row["minute"] == minute), column)
+        return f"{value:.0f}" if column in ("rows", "deleted", "lost") and value is not None else shown(value)
 
-    columns = [column for column in COLUMNS if column not in ("nodes", "load")]
-    return table(HEADINGS, ([cell(row, column) for column in columns] for row in rows))
+    columns = [column for column in COLUMNS if column not in ("repeat", "nodes", "minute", "load")]
+    minutes = dict.fromkeys(row["minute"] for row in rows)
+    return table(HEADINGS, ([minute, *(cell(minute, column) for column in columns)] for minute in minutes))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -137,26 +139,30 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=600.0, help="in which an hour passes")
+    parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--results", type=Path, default=RESULTS)
     choice = parser.parse_args(argv)
     prefer(os.getpid())
-    with Sheet(choice.results, "hour", COLUMNS) as sheet, Head(choice.nodes) as head:
-        head.warm_up()
-        of, least = head.start_jobs(choice.jobs)
-        head.await_running(least)
-        time.sleep(SETTLE_S)
-        Hour(sheet, head, choice.seconds).run()
+    with Sheet(choice.results, "hour", COLUMNS) as sheet:
+        for repeat in range(choice.repeat):
+            with Head(choice.nodes) as head:
+                head.warm_up()
+                of, least = head.start_jobs(choice.jobs)
+                head.await_running(least)
+                time.sleep(SETTLE_S)
+                Hour(sheet, head, choice.seconds, repeat).run()
+    command = f"python -m benchmarks.hour --nodes {choice.nodes} --jobs {choice.jobs} --seconds {choice.seconds:g}"
     write_page(
         sheet,
         title="An hour of the head",
         says=f"What {choice.nodes} simulated nodes, {of} with jobs, report in an hour, in {choice.seconds:g} s. "
-        "Samples in excess of these seconds have times from 150 minutes ago on, so that a part is older than the two "
-        "hours for which they are kept as measured. *Store behind*: in their time; what it does not have yet "
+        "Medians. Samples in excess of these seconds have times from 150 minutes ago on, so that a part is older than "
+        "the two hours for which they are kept as measured. *Store behind*: in their time; what it does not have yet "
         "counts as deleted. "
         f"The last row is {REST_S:g} s after the end. *Nodes*: the process "
         "that simulates them. *Other files*: logs, metrics and the store of jobs.",
         body=render(read_rows(sheet.path)),
-        command=f"python -m benchmarks.hour --nodes {choice.nodes} --jobs {choice.jobs} --seconds {choice.seconds:g}",
+        command=f"{command} --repeat {choice.repeat}",
     )
 
 

@@ -103,6 +103,16 @@ def serve_late(modules: Modules) -> int:
     return serve(keep=modules.keep)
 
 
+def supervise_late(modules: Modules, folder: str) -> int:
+    """Supervise the attempt from its GO, which brings the descriptors and the environment."""
+    from ascendrun.node.hold import become_connected
+    from ascendrun.node.supervisor.supervise import main as supervise
+
+    modules.keep()
+    become_connected()
+    return supervise(folder)
+
+
 def run(modules: Modules, role: str, words: list[str]) -> int:
     """Run a role of the agent, in this process, to its end."""
     if role == "serve":
@@ -111,13 +121,8 @@ def run(modules: Modules, role: str, words: list[str]) -> int:
         return serve(keep=modules.keep)
     if role == "warm" and words == ["serve"]:
         return serve_late(modules)
-    if role == "warm" and len(words) == 2 and words[0] == "supervise":
-        from ascendrun.node.hold import become_connected
-        from ascendrun.node.supervisor.supervise import main as supervise
-
-        modules.keep()
-        become_connected()
-        return supervise(words[1])
+    if role == "warm" and words[:-1] == ["supervise"]:
+        return supervise_late(modules, words[-1])
     if role == "supervise" and len(words) == 1:
         from ascendrun.node.supervisor.supervise import main as supervise
 
