@@ -109,9 +109,9 @@ def _fields(found: Diagnosis, cells: int | None) -> list[str]:
         rows.append(("when", _when(found)))
     if found.cause:
         rows.append(("cause", found.cause))
-    where = class_text(found)
+    where = class_text(found, f"  [{CONFIDENCE[found.reason_grade.value]}]")
     if where is not None:
-        rows.append(("class", f"{where}  [{CONFIDENCE[found.reason_grade.value]}]"))
+        rows.append(("class", str(where)))
     if found.caveats:
         rows.append(("caveats", _joined(found.caveats)))
     if found.alternatives:

@@ -1,4 +1,5 @@
-"""What two ranks do unlike: the field of a collective that differs, with both values, and ranks that share a device.
+"""What two ranks do unlike: the field of a collective that differs, with both values, and ranks that share a device;
+and what hosts have that no other has.
 
 differing_in("collective mismatch error, local size 4096 remote size 512")
 {"FIELD": "size", "OWN": "4096", "THEIRS": "512"}
@@ -9,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from typing import NamedTuple, Protocol
 
-from ascendrun.ascend.vocabularies import read_table, wording
+from ascendrun.ascend.vocabularies import alike, read_table, wording
 
 MOST_CHARACTERS = 60
 CROWD_FROM = 3
@@ -70,6 +71,31 @@ def lowest(row: Mapping[int, float], *, by: float = 0.0, within: float = 0.0, ti
     low, high = min(row.values(), default=0.0), max(row.values(), default=0.0)
     late = tuple(rank for rank, number in row.items() if number <= low + within)
     return late if high - low > by and times * len(late) < len(row) else ()
+
+
+class Unlike(NamedTuple):
+    """A fact of a host that no other host of its role has, and the value of all of these."""
+
+    host: str
+    key: str
+    own: str
+    others: str
+
+    @property
+    def kind(self) -> str:
+        return self.key.partition(".")[0]
+
+
+def unlike_hosts(
+    known: Mapping[str, Mapping[str, object]], roles: Mapping[str, str], hosts: Collection[str]
+) -> Iterator[Unlike]:
+    """Yield what each of the hosts has and no other host of its role. `known`: the facts of each host."""
+    for host in (host for host in hosts if host in known):
+        like_it = [one for one in known if one not in hosts and roles.get(one, "") == roles.get(host, "")]
+        for key, own in known[host].items():
+            theirs = {known[other].get(key, "-") for other in like_it}
+            if len(theirs) == 1 and own not in theirs and alike("of-each-host").isdisjoint(key.split(".")):
+                yield Unlike(host, key, str(own), str(theirs.pop()))
 
 
 class Started(Protocol):

@@ -17,6 +17,7 @@ from ascendrun.ascend.signatures import signatures
 from ascendrun.ascend.vocabularies import DOMAINS, at_phase, class_of, deepest, value_of, values_in, vocabulary
 from ascendrun.core.jobs.restart import Kind
 from ascendrun.health.diagnosis import Confidence, Diagnosis, diagnose, render
+from ascendrun.health.diagnosis.render import class_text
 from ascendrun.health.failures import failure_of, fingerprint_of
 
 CASES = [load(path) for path in case_files()]
@@ -266,6 +267,29 @@ def test_one_rank_that_fails_alone_is_no_host_also_if_it_is_alone_there() -> Non
     groups = [{"ranks": 1, "err": f"{INLINE}KeyError: 'w'", "exit": 1}, {"ranks": "rest", "exit": -15, "stopped": True}]
     found = diagnose(Builder({"ranks": 2, "per_host": 1, "groups": groups}, seed="one").evidence())
     assert (found.ranks, found.scope) == ((1,), "rank")
+
+
+@pytest.mark.parametrize(
+    ("err", "rest", "scope"),
+    [
+        ("TypeError: no such option", {}, "alike"),
+        ("ImportError: libx.so.2: cannot open shared object file", {}, "alike"),
+        ("TypeError: no such option", {"out": "at work"}, "rank"),
+        ("TypeError: no such option", {"exit": 0, "stopped": False}, "rank"),
+        ("TypeError: no such option", {"exit": 1, "stopped": False, "out": "at work"}, "alike"),
+        ("OSError: [Errno 28] No space left on device: '/data/a'", {}, "shown"),
+        ("RuntimeError: a tensor is on npu:4", {}, "shown"),
+    ],
+    ids=["code", "software", "others have output", "others succeeded", "others ended too", "storage", "a device"],
+)
+def test_a_scope_of_one_rank_needs_another_that_did_not_fail_so(err: str, rest: dict[str, object], scope: str) -> None:
+    """One rank was named as the scope because no other one had output."""
+    first = {"ranks": 1, "at": 60, "err": f"{INLINE}{err}", "exit": 1}
+    others = {"ranks": "rest", "at": 60.1, "exit": -15, "stopped": True, **rest}
+    found = diagnose(Builder({"ranks": 4, "steps": 0, "groups": [first, others]}, seed="scope").evidence())
+    assert (found.ranks, found.scope) == ((1,), scope)
+    mark = str(class_text(found, "  [likely]").render("en"))
+    assert mark.endswith("[likely]") == (scope == "rank")
 
 
 @pytest.mark.parametrize(

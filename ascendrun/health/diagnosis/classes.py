@@ -26,6 +26,7 @@ from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.render import caveat
 from ascendrun.health.diagnosis.result import Confidence, Diagnosis, Proof, Suspect
 from ascendrun.health.package_pairs import is_of_versions
+from ascendrun.health.what_differs import unlike_hosts
 from ascendrun.text import listed
 
 READ_RANKS = 4
@@ -33,7 +34,7 @@ READ_RANKS = 4
 HOST_SHARE = 0.75
 PASSED_S, REMOVED_S = 1.0, 60.0
 LAST_LINES = 8
-MOST_VALUES = 12  # of a diagnosis
+MOST_VALUES, MOST_DIFFERENCES = 12, 6  # of a diagnosis
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[^\x00-\x7f]+")
 
 
@@ -76,6 +77,12 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
     differences = differences_of(evidence, winner.hosts, domain) if is_whole else ()
     unfit = misfits_in(evidence.host(winner.hosts[0]).facts) if winner.hosts and domain == "environment" else ()
     misfits = (Proof(one.message, host=winner.hosts[0]) for one in unfit if one.message is not None)
+    grade = _grade_of(values, proofs, found.confidence if passed is False else Confidence.LIKELY, winner.code)
+    was_seen = winner.rules or not any(one.rank.code for one in first)  # a signal is known of all
+    if scope == "rank" and not was_seen and not _others_known(winner, evidence, timelines):
+        is_its_own = grade is Confidence.UNKNOWN or (first[0].rank.last_step or 0) > 1 or says(whole, "of-one-device")
+        unseen = vocabularies.following(domain).get("unseen", scope)
+        scope = "shown" if unseen == "alike" and is_its_own else unseen
     return replace(
         found,
         values={**found.values, **({"misfit": unfit[0].hint or ""} if unfit else {})},
@@ -84,7 +91,7 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
         group=group,
         phase=phase,
         why=tuple(dict.fromkeys(values))[:MOST_VALUES],
-        reason_grade=_grade_of(values, proofs, found.confidence if passed is False else Confidence.LIKELY, winner.code),
+        reason_grade=grade,
         retry=(gives_retry and values[0].retry) or retry_of(winner.code, is_whole=is_whole, domain=domain),
         evidence=(*found.evidence, *misfits, *differences),
     )
@@ -263,6 +270,16 @@ def place_of(winner: Suspect, evidence: Evidence, groups: Mapping[str, frozenset
     return "host" if is_whole else "rank" if own == 1 else "ranks" if own else "", "", is_whole
 
 
+def _others_known(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimeline]) -> bool:
+    """Return whether another rank is known not to have failed in the same way, or there is none: by success, a signal,
+    or output, except if it ended by itself without a reason."""
+    others = [one for one in timelines if one.rank.rank not in winner.ranks]
+    ended = [one for one in others if one.rank.code == 0 or (one.rank.signal is not None and not one.rank.stopped)]
+    vague = [one for one in others if one.rank.code and one.waited is None and (one.own is None or one.own.is_vague)]
+    shown = [one for one in others if (one.rank.lines or one.plog) and one not in vague]
+    return bool(ended or shown) or max(evidence.world_size, len(timelines)) < 2
+
+
 def _is_most(ranks: Set[int], members: Set[int]) -> bool:
     return ranks <= members and len(ranks) >= HOST_SHARE * len(members)
 
@@ -291,24 +308,11 @@ def retry_of(code: str, *, is_whole: bool = False, domain: str = "") -> str:
     return "unknown" if comes_again else retry
 
 
-# ---------------------------------------------------------------- what the hosts have that no other has
-
-MOST_DIFFERENCES = 6
-
-
 def differences_of(evidence: Evidence, hosts: tuple[str, ...], domain: str) -> tuple[Proof, ...]:
     """Return what each of the hosts has and no other host of its role, as observations; () also if nothing was
     recorded."""
     known = {one.host: dict(flattened(one.facts)) for one in evidence.hosts if one.facts}
     roles = {one.host: evidence.labels.get(one.rank, "").rpartition("/")[0] for one in evidence.ranks}
-    found: list[tuple[int, Proof]] = []
     fits = vocabularies.following(domain).get("facts", "").split()
-    for host in (host for host in hosts if host in known):
-        like_it = [one for one in known if one not in hosts and roles.get(one, "") == roles.get(host, "")]
-        for key, own in known[host].items():
-            theirs = {known[other].get(key, "-") for other in like_it}
-            if len(theirs) == 1 and own not in theirs and alike("of-each-host").isdisjoint(key.split(".")):
-                text = listed("diagnosis.differs", host=host, key=key, own=own, others=theirs.pop())
-                place = fits.index(key.partition(".")[0]) if key.partition(".")[0] in fits else len(fits)
-                found.append((place, Proof(text, host=host)))
-    return tuple(proof for _, proof in sorted(found, key=lambda one: one[0]))[:MOST_DIFFERENCES]
+    found = sorted(unlike_hosts(known, roles, hosts), key=lambda one: [*fits, one.kind].index(one.kind))
+    return tuple(Proof(listed("diagnosis.differs", **one._asdict()), host=one.host) for one in found)[:MOST_DIFFERENCES]

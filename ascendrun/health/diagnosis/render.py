@@ -108,13 +108,12 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
     return Description(sentence.render(lang), known.cause, hint)
 
 
-def class_text(found: Diagnosis) -> Text | None:
-    """Return domain and scope of a failure; None: it has none."""
+def class_text(found: Diagnosis, mark: str = "") -> Text | None:
+    """Return domain and scope of a failure, and `mark` behind what was observed of it; None: it has none."""
     if not found.domain:
         return None
-    domain = listed(f"diagnosis.domain.{found.domain}")
-    named = {"hosts": found.hosts, "group": found.group}
-    return listed(f"diagnosis.scope.{found.scope}", domain=domain, **named) if found.scope else domain
+    named = {"domain": listed(f"diagnosis.domain.{found.domain}"), "hosts": found.hosts, "group": found.group}
+    return listed(f"diagnosis.scope.{found.scope or 'none'}", mark=mark, **named)
 
 
 def _of_exception(
