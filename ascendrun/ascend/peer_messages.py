@@ -252,13 +252,16 @@ _OF_EQUAL_SIZES = frozenset(
 
 
 @_message(
-    ["Watchdog caught collective operation timeout"],
-    _GROUP + r"Watchdog caught collective operation timeout:(?: \w+\((?:.*?SeqNum=(?P<seq>\d+))?"
-    r"(?:.*?OpType=(?P<op>\w+))?(?:.*?NumelIn=(?P<in>\d+), NumelOut=(?P<out>\d+))?)?",
+    ["Watchdog caught collective operation timeout", "WorkNCCL(", "WorkHCCL("],
+    _GROUP + r"(?:(?:\[Rank (?P<by>\d+)\] )?Watchdog caught collective operation timeout:|^(?=\s*Work[NH]CCL\())"
+    r"(?:\s*\w+\((?:.*?SeqNum=(?P<seq>\d+))?(?:.*?OpType=(?P<op>\w+))?"
+    r"(?:.*?NumelIn=(?P<in>\d+), NumelOut=(?P<out>\d+))?(?:.*?Timeout\(ms\)=(?P<ms>\d+))?)?",
 )
 def _watchdog(found: Match[str]) -> PeerMessage:
-    names = ("seq", "op", "group", *(("in", "out") if found["op"] in _OF_EQUAL_SIZES else ()))
+    """Make the message; `values`: of the call, with the rank that reports it (`by`) and the limit (`ms`)."""
+    names = ("seq", "op", "group", "by", "ms", *(("in", "out") if found["op"] in _OF_EQUAL_SIZES else ()))
     values = {name: found[name] for name in names if found[name]}
+    values.update({"elements": found["in"]} if found["in"] else {})
     return PeerMessage("sequence" if "seq" in values else "timeout", wait=EXEC, values=values)
 
 
@@ -443,7 +446,7 @@ def _lost_quietly(found: Match[str]) -> PeerMessage:
 
 
 _add(
-    "lost",
+    "thrown",
     ["terminate called"],
     r"terminate called after throwing an instance of '(?:gloo::|c10::Dist|c10d::|torch::distributed)",
     LOST,

@@ -106,6 +106,8 @@ def fixes_of(found: Classified, lang: str, *, of_domain: bool = True) -> list[st
     """Return what to check first: of the first value that has it, that of a missing path in any domain, else of the
     domain in its phase; then of the domain in its scope. Of the domain without these; [] for errors of no kind."""
     domain = found.domain
+    if waited_of(found, lang) and of_domain:
+        return waited_of(found, lang)
     owned = sorted(found.why, key=lambda one: one.vocabulary not in alike("knows-best"))
     owned = [one for one in owned if not (one.fix == "memory-held" and found.given.get("CROWD"))]
     fixes = [*served_by(found), *(one.fix for one in owned if one.domain == domain)]
@@ -118,7 +120,17 @@ def fixes_of(found: Classified, lang: str, *, of_domain: bool = True) -> list[st
 
 def limit_of(found: Classified, lang: str) -> list[str]:
     """Return what to do about the limit that ended a wait (health.wait_limits), where nothing else explains it."""
-    return first_text(["ended-by"] if found.given.get("LIMITED") and found.domain == "silent" else [], lang)
+    waited = waited_of(found, lang) if found.given.get("WAIT") in ("early", "one") else []
+    is_limited = found.given.get("LIMITED") and not waited and found.domain == "silent"
+    return [*waited, *first_text(["ended-by"] * bool(is_limited), lang)]
+
+
+def waited_of(found: Classified, lang: str) -> list[str]:
+    """Return what to do about the call in which ranks waited, by what is known of it, and first about its limit if that
+    is short and a rank is missing (health.wait_limits)."""
+    wait = found.given.get("WAIT", "") if found.domain == "silent" else ""
+    is_short = bool(found.given.get("SHORT")) and wait not in ("", "all")
+    return [*first_text(["silent.call-short"] * is_short, lang), *first_text([f"silent.call-{wait}"], lang)]
 
 
 def known_of(found: Classified, lang: str) -> list[str]:

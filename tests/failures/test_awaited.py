@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from corpus import Builder
 
-from ascendrun.health.diagnosis import Confidence, Diagnosis, diagnose
+from ascendrun.health.diagnosis import Confidence, Diagnosis, Role, diagnose, render
 
 LISTS = [
     "[ERROR] HCCL(41,python):2026-11-26-10:00:00.123.117 [topoinfo_exchange_server.cc:115] [9][TopoInfoExchangeServer]"
@@ -92,3 +92,82 @@ def test_many_ranks_that_follow_the_timeout_of_one_are_not_named() -> None:
 def test_a_list_that_is_no_report_of_an_end_names_nobody(line: str) -> None:
     rest = [{"ranks": 0, "at": 60, "err": f"{line}\nValueError: 12 heads on 5 shards\n", "exit": 1}]
     assert explain("", launcher="torchrun", world=8, groups=rest).ranks == (0,)
+
+
+STOPPED = {"ranks": "rest", "at": 1862, "exit": -15, "stopped": True}
+TIMEOUT = "[E ProcessGroupNCCL.cpp:475] {}[Rank {}] Watchdog caught collective operation timeout: WorkNCCL({}) ran on."
+LIMIT = "Timeout(ms)=1800000"
+
+
+def waited(call: str, *ranks: int, at: float = 1860, before: str = "", group: str = "") -> list[dict[str, object]]:
+    return [{"ranks": rank, "at": at, "exit": -6, "err": before + TIMEOUT.format(group, rank, call)} for rank in ranks]
+
+
+@pytest.mark.parametrize(
+    ("call", "group", "wait", "helps"),
+    [
+        (f"SeqNum=3, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, {LIMIT}", "", "early", "do that once before the job"),
+        (f"SeqNum=19, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, {LIMIT}", "", "one", "the same number of batches"),
+        (
+            "SeqNum=493, OpType=ALLGATHER, NumelIn=1, NumelOut=4, Timeout(ms)=60000",
+            "",
+            "one",
+            "the limit of `1 min` is short",
+        ),
+        (f"SeqNum=1, OpType=ALLGATHER, {LIMIT}", "", "first", "is the first collective of its group"),
+        (f"OpType=ALLREDUCE, NumelIn=1, NumelOut=1, {LIMIT}", "", "one", "the same number of batches"),
+        (
+            f"SeqNum=4720, OpType=ALLTOALL_BASE, NumelIn=4070, NumelOut=4070, {LIMIT}",
+            "[PG ID 2 PG GUID 5(mesh_sp) Rank 2] ",
+            "many",
+            "`mesh_sp` is a group that",
+        ),
+    ],
+    ids=["one element at the start", "one element", "a short limit", "the first call", "no number", "a named group"],
+)
+def test_what_is_known_of_the_call_gives_the_first_step(call: str, group: str, wait: str, helps: str) -> None:
+    """The hint was the same for a barrier, for the first call of the run, and for a group of a library."""
+    found = explain("", ranks=4, groups=[*waited(call, 2, group=group), STOPPED], family="cpu", launcher="spawn")
+    assert (found.code, found.domain, found.given["WAIT"]) == ("peer-lost", "silent", wait)
+    assert found.given["SHOWN"] == "2" and found.given["ABSENT"] == ("" if group else "0-1,3")
+    shown = render(found, "en")
+    assert helps in "; ".join(shown.hint.split("; ")[:3])
+    assert "SHOWN" not in shown.hint and "LIMITED" not in shown.hint and "ABSENT" not in shown.hint
+
+
+def test_a_call_that_all_ranks_report_has_no_missing_rank() -> None:
+    call = f"SeqNum=196, OpType=ALLREDUCE, {LIMIT}"
+    found = explain("", ranks=2, groups=waited(call, 0, 1), family="cpu")
+    assert (found.given["WAIT"], found.given["ABSENT"]) == ("all", "")
+
+
+def test_an_exception_of_c10d_that_has_a_time_limit_is_no_lost_connection() -> None:
+    call = f"SeqNum=19, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, {LIMIT}"
+    thrown = "terminate called after throwing an instance of 'c10::DistBackendError'\n  what():  "
+    found = explain("", ranks=4, groups=[*waited(call, 2, 3, before=thrown), STOPPED], family="cpu")
+    assert [link.code for link in found.chain if link.role is Role.CONSEQUENCE] == ["waited-exec"]
+    assert (found.code, found.domain) == ("peer-lost", "silent")
+
+
+def test_the_reports_of_several_ranks_in_one_output_leave_the_one_that_did_not_come() -> None:
+    call = f"SeqNum=2, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, {LIMIT}"
+    lines = "\n".join(TIMEOUT.format("", rank, call) for rank in (2, 1, 3))
+    console = {"ranks": 2, "at": 1860, "exit": -6, "err": lines}
+    found = explain("", ranks=4, groups=[console, STOPPED], family="cpu")
+    assert (found.code, found.ranks, found.given["ABSENT"]) == ("rank-unresponsive", (0,), "0")
+
+
+@pytest.mark.parametrize(("ended", "first"), [(7, (0,)), (1, (1,))], ids=["most ended", "one ended"])
+def test_the_few_that_wait_when_all_others_have_ended_called_something_else(ended: int, first: tuple[int]) -> None:
+    call = "SeqNum=1, OpType=ALLREDUCE, Timeout(ms)=10000"
+    done = {"ranks": "rest", "at": 12, "exit": 0, "out": "completed"}
+    found = explain("", ranks=ended + 1, groups=[*waited(call, 0, at=22), done], family="cpu", launcher="spawn")
+    assert (found.domain, found.ranks) == ("collectives", first)
+
+
+@pytest.mark.parametrize(("at", "first"), [(1860, ()), (700, (2,))], ids=["with the limit", "long before it"])
+def test_an_end_without_a_reason_at_the_limit_of_others_did_not_begin_their_wait(at: int, first: tuple[int]) -> None:
+    call = f"SeqNum=1, OpType=ALLGATHER, {LIMIT}"
+    torn = {"ranks": 2, "at": at, "exit": 1, "err": '  File "/job/a.py", line 4, in run\n    wrap(model)'}
+    found = explain("", ranks=8, groups=[*waited(call, 1, 4), torn, STOPPED], family="cpu", launcher="spawn")
+    assert found.ranks == first

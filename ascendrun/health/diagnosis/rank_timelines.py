@@ -62,7 +62,7 @@ def read_timeline(evidence: Evidence, rank: RankEvidence) -> RankTimeline:
     end = exit_indicator(evidence, rank, missed_a_child=fatal.missed_a_child())
     indicators += [] if end is None else [end]
     messages = (*fatal.messages, *fatal.suffered_lines())
-    waits = [message for message in messages if message.wait is not None]
+    waits = sorted((one for one in messages if one.wait is not None), key=lambda one: one.kind == "thrown")
     own = choose_own(indicators, waited=bool(waits))
     suffered = waits[0] if waits else None
     return RankTimeline(

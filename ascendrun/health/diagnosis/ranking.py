@@ -23,7 +23,7 @@ from ascendrun.health.hints import named_in
 from ascendrun.health.output_facts import facts_in
 from ascendrun.health.package_pairs import pair_in
 from ascendrun.health.tool_errors import advised_in, innermost
-from ascendrun.health.wait_limits import limit_in, peers_in
+from ascendrun.health.wait_limits import call_in, limit_in, peers_in, report_of
 from ascendrun.health.what_differs import crowd_in, unlike_in
 from ascendrun.health.whose_code import packages_in
 from ascendrun.text import Text
@@ -31,7 +31,7 @@ from ascendrun.text.format import fold_hosts, fold_numbers, format_bytes
 
 CERTAIN_FROM = 60
 """A weaker reason is never reported as certain."""
-CLEARLY_S = 1.0
+CLEARLY_S, AT_ONCE_S, LONG_MS = 1.0, 10.0, 60_000
 MOST_DETAILS, MOST_WAITING = 3, 4
 ROOM_BYTES = 2**30
 MUTE_S = 0.3
@@ -40,7 +40,7 @@ MUTE_S = 0.3
 
 def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
     """Diagnose an attempt that failed."""
-    candidates = [*candidates_of(evidence, timelines)]
+    candidates = [one for one in candidates_of(evidence, timelines) if not _came_with_limit(one, timelines)]
     winner = choose(candidates, timelines)
     is_open = winner is None or not winner.is_credible
     if winner is None or is_open or ("only-kernel" in winner.caveats and not winner.ranks):
@@ -57,6 +57,8 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
     chain = make_chain(winner, timelines)
     lags_s = [link.lag_s for link in chain if link.role is Role.CONSEQUENCE and link.lag_s is not None]
     details, told = _told_of(winner, evidence, timelines)
+    given = _given_of(winner, evidence, timelines)
+    waited_in = [Proof(text) for text in report_of(given) if not winner.strength]
     places = ((one.host, what) for one in evidence.hosts for what in one.missing)
     missing = (Text("cli.at", "{place}: {message}", place=host, message=what) for host, what in places)
     found = Diagnosis(
@@ -68,7 +70,7 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
         at_s=winner.at.at_s if winner.at else None,
         time_error_s=winner.at.error_s if winner.at else None,
         lag_s=min(lags_s, default=None),
-        evidence=(*winner.proofs, *details),
+        evidence=(*waited_in, *winner.proofs, *details),
         chain=chain,
         caveats=tuple(map(caveat, caveats)),
         alternatives=tuple(
@@ -78,7 +80,7 @@ def decide(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Diagnosis:
         missing=(*evidence.missing, *missing),
         domain="network" if told.get("waited") == LOST else "" if value is None else value.domain,
         rules=winner.rules,
-        given=_given_of(winner, evidence, timelines),
+        given=given,
     )
     return classified(found, winner, evidence, timelines) if winner.strength else found
 
@@ -139,10 +141,12 @@ def _given_of(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimel
     facts, free = ({}, 0) if host is None else (host.facts, host.disk_free_bytes or 0)
     where, versions, environ = str(winner.values.get("where", "?")), facts.get("packages", {}), facts.get("environ")
     waiting = [one for one in timelines if one.waited][:MOST_WAITING]
-    reports = [*(proof.line for proof in winner.proofs), *(text for one in waiting for text in one.said)]
     messages = [(one.rank.rank, message) for one in timelines for message in one.messages]
+    reports = [*(proof.line for proof in winner.proofs), *(text for one in waiting for text in one.said)]
+    reports += [one.line.text for _, one in messages if "ms" in one.values and not winner.strength][:1]
     peers, here = peers_in(messages), [one for one in evidence.ranks if one.host in winner.hosts]
     return {
+        **call_in(messages, [one.rank.rank for one in timelines]),
         **unlike_in(messages)[0],
         **(cut_in(winner.ranks, timelines) if winner.code in alike("by-exit-code") else {}),
         **named_in(told, {"accelerator": evidence.device_type, "launcher": evidence.launcher}, environ),
@@ -163,9 +167,6 @@ def _given_of(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimel
     }
 
 
-# ---------------------------------------------------------------- the choice
-
-
 def choose(candidates: Sequence[Suspect], timelines: Sequence[RankTimeline]) -> Suspect | None:
     """Return the strongest candidate that no credible other one certainly preceded; of equals, the earliest. A rank
     that ended without output before all others had a reason is not a consequence of them, nor are the few that did so
@@ -181,6 +182,14 @@ def choose(candidates: Sequence[Suspect], timelines: Sequence[RankTimeline]) -> 
         one for one in credible if not any(surely_before(other.at, one.at) for other in certain if other is not one)
     ]
     return max(first or credible, key=lambda one: (one.strength, -one.at_s), default=None)
+
+
+def _came_with_limit(one: Suspect, timelines: Sequence[RankTimeline]) -> bool:
+    """Return whether an end without a reason came when the wait of others reached its limit: they waited before it."""
+    late = [each for each in timelines if any(int(line.values.get("ms", 0)) > LONG_MS for line in each.messages)]
+    return (
+        one.is_vague and bool(late) and not any(surely_before(one.at, each.waited_at, by_s=AT_ONCE_S) for each in late)
+    )
 
 
 def _is_outlier(mute: Suspect, credible: Sequence[Suspect], timelines: Sequence[RankTimeline]) -> bool:
@@ -201,9 +210,6 @@ def _located(kernel: Suspect, waiting: Suspect, timelines: Sequence[RankTimeline
         return waiting
     there = {timeline.rank.rank for timeline in timelines if timeline.rank.host in own}
     return joined(kernel, waiting, there & {*waiting.ranks})
-
-
-# ---------------------------------------------------------------- certainty
 
 
 def caveats_of(
@@ -263,9 +269,6 @@ def _unexplained(winner: Suspect, timelines: Sequence[RankTimeline]) -> bool:
         if not surely_before(winner.at, timeline.end, by_s=CLEARLY_S):
             return True
     return False
-
-
-# ---------------------------------------------------------------- consequences
 
 
 def make_chain(winner: Suspect, timelines: Sequence[RankTimeline]) -> tuple[ChainLink, ...]:

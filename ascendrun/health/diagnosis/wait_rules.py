@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Callable, NamedTuple
 
-from ascendrun.ascend.peer_messages import CONNECT, LOST
+from ascendrun.ascend.peer_messages import CONNECT, EXEC, LOST
 from ascendrun.ascend.vocabularies import alike, read_table, says, strength_of
 from ascendrun.health.diagnosis.edges import Edge, Edges, Found
 from ascendrun.health.diagnosis.evidence import Evidence, earliest, surely_before
@@ -20,6 +20,7 @@ from ascendrun.health.diagnosis.lines.rank_lines import services_in
 from ascendrun.health.diagnosis.rank_timelines import RankTimeline
 from ascendrun.health.diagnosis.result import Suspect
 from ascendrun.health.flight_recorder import Recorded, first_difference
+from ascendrun.health.wait_limits import calls_in
 from ascendrun.health.what_differs import lowest, minority, unlike_in
 from ascendrun.text import Text, listed
 from ascendrun.text.format import fold_hosts
@@ -59,9 +60,6 @@ def blame_waiting(evidence: Evidence, timelines: Sequence[RankTimeline]) -> Susp
             strength = strength_of("weak-rule" if rule.is_weak else "rule")
             return replace(edges.suspect(found, rule.code, strength, rule.caveats), rules=tuple(tried))
     return None
-
-
-# ---------------------------------------------------------------- rows of the matrix in which ranks differ
 
 
 class Row(NamedTuple):
@@ -161,9 +159,6 @@ def latest(edges: Edges, waits: Sequence[Edge]) -> Found | None:
     return Found(late, shown, values={"spread": f"{spread_s:.0f}", "timeout": f"{limit_s:.0f}"})
 
 
-# ---------------------------------------------------------------- whom reports name
-
-
 def named(edges: Edges, reports: Sequence[Edge]) -> Found | None:
     """The ranks that reports name as absent, if not all, or of a collective most; or those that are not among the ones
     that came."""
@@ -221,9 +216,6 @@ def most_named(edges: Edges, reports: Sequence[Edge]) -> Found | None:
     naming = [one for one in reports if one.target == host]
     ranks, code = {rank for one in naming for rank in one.ranks}, "peer-closed" if _were_closed(edges, naming) else ""
     return Found(ranks if len(ranks) == 1 else edges.ranks_on([str(host)]), naming, code)
-
-
-# ---------------------------------------------------------------- hosts that cannot reach each other
 
 
 def loopback(edges: Edges, reports: Sequence[Edge]) -> Found | None:
@@ -296,16 +288,17 @@ def broken_transport(edges: Edges, reports: Sequence[Edge]) -> Found | None:
     return Found(there if code else of_devices, reports, code, hosts=hosts, at=reports[0].timeline.waited_at)
 
 
-# ---------------------------------------------------------------- who does not wait
-
-
 def finished_early(edges: Edges, waits: Sequence[Edge]) -> Found | None:
-    """Ranks that exited 0 while others still waited for them, and therefore sent nothing: they had fewer steps."""
+    """Ranks that exited 0 while others still waited for them, and therefore sent nothing: they had fewer steps; or the
+    few that waited in a collective, if all others ended so: these did not call it."""
     ended = [one for one in edges.timelines if one.rank.code == 0 and not one.rank.stopped]
     ats = [other.waited_at for other in edges.suffering if other.waited_at is not None]
     before = [one for one in ended if one.end is None or not any(at.is_before(one.end) for at in ats)]
     if not before or not edges.suffering or len(ended) == len(edges.timelines):
         return None
+    late = [one.rank.rank for one in edges.suffering if one.waited == EXEC]
+    if late and 3 * len(late) <= len(before) == len(edges.timelines) - len(late):
+        return Found(late, waits, "collective-differs")
     return Found([one.rank.rank for one in before], waits, at=earliest(one.end for one in before))
 
 
@@ -337,6 +330,7 @@ def quiet(edges: Edges, waits: Sequence[Edge]) -> Found | None:
     ended = {one.rank.rank for one in edges.timelines if one.waited or one.has_cause or one.rank.has_failed}
     late = {one.rank for one in edges.of("signalled")} - {one.rank for one in waits if one.message.kind != "signalled"}
     ended -= late if _is_few(edges, late) else set()
+    ended |= {rank for ranks in calls_in((one.rank, one.message) for one in waits).values() for rank in ranks}
     ranks = {*edges.by_rank} - ended - {one.rank for one in edges.of("progress")}
     hosts = {edges.by_rank[rank].rank.host for rank in ranks}
     is_whole = ranks == set(edges.ranks_on(hosts))
