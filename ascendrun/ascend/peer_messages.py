@@ -266,6 +266,12 @@ def _watchdog(found: Match[str]) -> PeerMessage:
 
 
 _add(
+    "called",
+    ["opCount "],
+    r"NCCL INFO (?P<op>AllReduce|Broadcast|Reduce|AllGather|ReduceScatter): opCount (?P<seq>[0-9a-f]+) .*?\bcount "
+    r"(?P<in>\d+) .*?\bcomm (?P<comm>\w+) \[nranks=(?P<size>\d+)\]",
+)
+_add(
     "progress",
     ["ast enqueued"],
     _GROUP

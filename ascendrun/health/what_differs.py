@@ -39,13 +39,21 @@ class Called(Protocol):
     def values(self) -> Mapping[str, str]: ...
 
 
-def unlike_in(messages: Iterable[tuple[int, Called]]) -> tuple[Mapping[str, str], Mapping[int, str]]:
+def unlike_in(messages: Iterable[tuple[int, Called]], size: int = 0) -> tuple[Mapping[str, str], Mapping[int, str]]:
     """Return the first field that differs between ranks in one call of a group, with the call and both values, and the
-    value of each rank in that call; {}: none differs."""
+    value of each rank in that call; {}: none differs. `size`: of the job. What NCCL logs of its calls is compared only
+    of the one communicator that has all ranks, as its name is another on each rank."""
+    told = tuple(messages)
     calls: dict[tuple[str, str], dict[int, Mapping[str, str]]] = {}
-    for rank, one in messages:
-        if one.kind == "sequence":
-            calls.setdefault((one.values.get("group", ""), one.values["seq"]), {}).setdefault(rank, one.values)
+    comms: dict[int, set[str]] = {}
+    for rank, one in told:
+        if one.kind == "called" and one.values["size"] == str(size):
+            comms.setdefault(rank, set()).add(one.values["comm"])
+    for rank, one in told:
+        is_of_all = one.kind == "called" and one.values["size"] == str(size) and len(comms[rank]) == 1
+        if one.kind == "sequence" or is_of_all:
+            call = (one.kind + one.values.get("group", ""), one.values["seq"])
+            calls.setdefault(call, {}).setdefault(rank, one.values)
     for (_, number), waiting in calls.items():
         for name, field in (("op", "op"), ("in", "elements"), ("out", "elements")):
             row = {rank: values[name] for rank, values in waiting.items() if name in values}

@@ -171,3 +171,32 @@ def test_an_end_without_a_reason_at_the_limit_of_others_did_not_begin_their_wait
     torn = {"ranks": 2, "at": at, "exit": 1, "err": '  File "/job/a.py", line 4, in run\n    wrap(model)'}
     found = explain("", ranks=8, groups=[*waited(call, 1, 4), torn, STOPPED], family="cpu", launcher="spawn")
     assert found.ranks == first
+
+
+CALLED = (
+    "node1:71:71 [{}] NCCL INFO Broadcast: opCount 0 sendbuff 0x7f recvbuff 0x7f count {} datatype 4 op 0 root 0 "
+    "comm {} [nranks={}] stream 0x5"
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "comms", "first"),
+    [(8, ["0xa"], (0,)), (4, ["0xa"], ()), (8, ["0xa", "0xb"], ())],
+    ids=["all ranks", "a smaller group", "two communicators"],
+)
+def test_calls_that_nccl_logs_are_compared_of_the_one_communicator_of_all_ranks(
+    size: int, comms: list[str], first: tuple[int, ...]
+) -> None:
+    groups = [
+        {
+            "ranks": rank,
+            "at": 100,
+            "exit": -15,
+            "stopped": True,
+            "out": "\n".join(CALLED.format(rank, 53 if rank else 25503912, f"{comm}{rank}", size) for comm in comms),
+        }
+        for rank in range(5)
+    ]
+    found = explain("", ranks=8, groups=[*groups, {**STOPPED, "at": 100}], family="cpu", launcher="slurm")
+    assert found.ranks == first
+    assert ("rank `0` passes `25503912` elements" in render(found, "en").hint) == bool(first)

@@ -147,7 +147,7 @@ def _given_of(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimel
     peers, here = peers_in(messages), [one for one in evidence.ranks if one.host in winner.hosts]
     return {
         **call_in(messages, [one.rank.rank for one in timelines]),
-        **unlike_in(messages)[0],
+        **unlike_in(messages, len(timelines))[0],
         **(cut_in(winner.ranks, timelines) if winner.code in alike("by-exit-code") else {}),
         **named_in(told, {"accelerator": evidence.device_type, "launcher": evidence.launcher}, environ),
         **packages_in(told, last, frames, versions, where),

@@ -94,7 +94,7 @@ def other_collective(edges: Edges, reports: Sequence[Edge]) -> Found | None:
 
 def unlike(edges: Edges, reports: Sequence[Edge]) -> Found | None:
     """The minority if ranks waited in one call of their group with different operations or sizes, else these ranks."""
-    row = unlike_in((one.rank, one.message) for one in reports)[1]
+    row = unlike_in(((one.rank, one.message) for one in reports), len(edges.timelines))[1]
     few, there = minority(row), [one for one in reports if one.rank in row]
     return _odd(few, there, "" if few else "collectives-mismatch") if row else None
 
