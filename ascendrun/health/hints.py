@@ -11,12 +11,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from ascendrun.ascend.vocabularies import Value, alike, read_table
+from ascendrun.ascend.vocabularies import Value, alike, read_table, says
 from ascendrun.health.what_differs import differing_in
 from ascendrun.text import listed, translations
 
 SHORT = 40
 """Characters: no hint sets a variable to a longer value."""
+SENTENCE_WORDS = 4
 _STEPS = re.compile("(?:; |；)(?=(?:[^`]*`[^`]*`)*[^`]*$)")  # not in a command
 _ASSIGNED = re.compile(r"\b([A-Z][A-Z0-9_]{3,})=([\w.:/-]+)")
 _COMMAND = re.compile(r"(?: ?[(（]`[A-Z]+`[)）])|`[^`]+`")
@@ -45,17 +46,35 @@ def named_in(
     proved = (setting.split("=") for setting, pattern in table["proves"].items() if re.search(pattern, whole))
     found.update({f"${name}": value for name, value in [*proved][::-1]})
     found.update(differing_in(whole))
-    return {**found, **{place: next(filter(None, hit.groups())) for place, hit in hits if hit is not None}}
+    found.update({place: next(filter(None, hit.groups())) for place, hit in hits if hit is not None})
+    named = [*dict.fromkeys(hit[1] for hit in re.finditer(table["places"]["KEY"], whole))]
+    asked = [name for name in named if name in (variables or {}) or _is_set(name, whole)]
+    return {**found, "KEY": next(iter(asked or named), ""), "PARAMETER": "" if asked else next(iter(named), "")}
+
+
+def _is_set(name: str, text: str) -> bool:
+    """Return whether a name is one that a user sets: an option, a value with the name before it, or in an advice."""
+    pattern = read_table("hints")["is_set"].replace("NAME", re.escape(name).replace("_", "[_-]"))
+    return re.search(pattern, text) is not None
 
 
 def fitting(hints: Iterable[str], given: Mapping[str, str], lang: str) -> str:
     """Return the steps of hints that fit, each once: not those of another accelerator, engine, launcher or domain, and
     none that sets a variable to the value that it has. `given`: of `named_in`, with the `domain` of the failure; the
     capitals in commands are replaced by its values, and a variable is $NAME."""
+    given = {**given, "PLUGIN": _plugin_of(given)}
     steps = dict.fromkeys(step for hint in hints for step in _STEPS.split(hint) if step and _is_known(step, given))
     filled = (_COMMAND.sub(lambda found: _filled(found[0], given), step) for step in steps)
     between = listed("diagnosis.and", first="", second="").render(lang)
     return between.join(step for step in filled if _fits(step, given))
+
+
+def _plugin_of(given: Mapping[str, str]) -> str:
+    """Return what adds the accelerator of the job to the package that failed; "": nothing, or it is named itself."""
+    plugins = read_table("hints")["plugins"].get(given.get("accelerator", ""), {})
+    package = (given.get("PACKAGE") or given.get("SUSPECT", "")).partition(" ")[0]
+    plugin = str(plugins.get(package, ""))
+    return "" if plugin in given.get("PACKAGES", "") else plugin
 
 
 def _is_known(step: str, given: Mapping[str, str]) -> bool:
@@ -100,6 +119,8 @@ class Classified(Protocol):
     def why(self) -> tuple[Value, ...]: ...
     @property
     def given(self) -> Mapping[str, str]: ...
+    @property
+    def values(self) -> Mapping[str, object]: ...
 
 
 def fixes_of(found: Classified, lang: str, *, of_domain: bool = True) -> list[str]:
@@ -110,12 +131,19 @@ def fixes_of(found: Classified, lang: str, *, of_domain: bool = True) -> list[st
         return waited_of(found, lang)
     owned = sorted(found.why, key=lambda one: one.vocabulary not in alike("knows-best"))
     owned = [one for one in owned if not (one.fix == "memory-held" and found.given.get("CROWD"))]
-    fixes = [*served_by(found), *(one.fix for one in owned if one.domain == domain)]
+    restated = alike("restate") if found.values.get("advice") else ()
+    fixes = [*served_by(found), *(_of_a_call(one.fix, found) for one in owned if one.domain == domain)]
+    fixes = [fix for fix in fixes if fix not in restated]
     fixes += [one.fix for one in owned if one.fix == "path"]
     exact = first_text([*fixes, *[f"{domain}.{found.phase}"] * of_domain], lang)
     is_alone = of_domain and not exact
     wide = [f"{domain}.{found.scope}"] * (is_alone or found.scope in ("host", "group")) + [domain] * is_alone
     return exact + first_text(wide, lang) + first_text(["cut"] * bool(found.given.get("CUT")), lang)
+
+
+def _of_a_call(fix: str, found: Classified) -> str:
+    """Return a fix; of a setting that nothing shows to be one of the job (PARAMETER) that of a call's argument."""
+    return "parameter" if fix == "setting" and found.given.get("PARAMETER") else fix
 
 
 def limit_of(found: Classified, lang: str) -> list[str]:
@@ -149,6 +177,25 @@ def known_of(found: Classified, lang: str) -> list[str]:
     return first_text([*pair, *field, *crowd, *numbered, *virtual, *limits, *listed_only, *room], lang)
 
 
+def is_sentence(message: str) -> bool:
+    """Return whether an exception has a sentence behind its class, which explains more than the class."""
+    words = message.partition(": ")[2].split()
+    return len(words) >= SENTENCE_WORDS and words[0] != "assert" and not says(message, "points-elsewhere")
+
+
+def of_class(hint: str, values: Mapping[str, str]) -> list[str]:
+    """Return the hint for the class of an exception whose message does not explain more."""
+    return [] if is_sentence(values.get("message", "")) else [hint]
+
+
+def stated_of(found: Classified, message: str, lang: str) -> list[str]:
+    """Return the message of an exception that states what the program does not accept, if nothing better is known."""
+    is_stated = is_sentence(message) and says(message, "requirement") and found.domain in alike("of-packages")
+    is_vague = all(fix in alike("restate") for fix in fixes_in(found))
+    stated = message.partition(": ")[2].rstrip(".")
+    return [listed("diagnosis.stated", stated=stated).render(lang)] if is_stated and is_vague else []
+
+
 def fixes_in(found: Classified) -> list[str]:
     """Return the fixes of the values that have the failure's domain."""
     return [one.fix for one in found.why if one.fix and one.domain == found.domain]
@@ -160,8 +207,10 @@ def raised_by_of(found: Classified, lang: str) -> list[str]:
     fixes = fixes_in(found)
     may_raise = ("program", "data", "environment")[: 2 if fixes else 3]
     alone = "raised-tree" if found.given.get("TREE") else "raised-by"
-    name = "raised-between" if found.given.get("CALLED") and "code" not in fixes else alone
-    return first_text([name], lang) if found.given.get("PACKAGE") and found.domain in may_raise else []
+    called = found.given.get("CALLED", "") if "code" not in fixes else ""
+    name = ("raised-called" if ":" in called else "raised-between") if called else alone
+    is_raised = bool(found.given.get("PACKAGE")) and found.domain in may_raise
+    return [*first_text([name], lang), *first_text(["plugin"], lang)] if is_raised else []
 
 
 def place_of(found: Classified, where: str, lang: str) -> list[str]:
@@ -170,7 +219,7 @@ def place_of(found: Classified, where: str, lang: str) -> list[str]:
         return [listed("diagnosis.see-traceback", where=where).render(lang)]
     may_be_any = found.domain == "program" and not found.given.get("PACKAGE")
     suspected = suspected_of(found, lang) or first_text(["raised-unknown"] * may_be_any, lang)
-    return [listed("diagnosis.see-output").render(lang), *suspected]
+    return [*suspected, listed("diagnosis.see-output").render(lang)]
 
 
 class Row(Protocol):
@@ -184,11 +233,15 @@ class Row(Protocol):
 
 def suspected_of(found: Classified, lang: str, row: Row | None = None) -> list[str]:
     """Return what to do about the package that may have the defect: by a cut traceback, or the process that printed.
-    Of a known row only if that is what a caller of a runtime sees, and nothing better is known."""
+    Of a known row of the program the one that raised it; else only if that is what a caller of a runtime sees.
+    Neither if something better is known."""
     is_open = row is None or row.role == "symptom" or row.family == "acl"
     is_known = row is not None and bool(fixes_in(found) or known_of(found, lang))
+    if row is not None and not is_known and found.domain == "program" and found.given.get("PACKAGE"):
+        return raised_by_of(found, lang)
     is_likely = bool(found.given.get("SUSPECT")) and found.domain in alike("of-packages")
-    return first_text(["suspected"] * (is_likely and is_open and not is_known), lang)
+    is_suspected = is_likely and is_open and not is_known
+    return [text for name in ("suspected", "plugin") for text in first_text([name] * is_suspected, lang)]
 
 
 def is_owned(found: Classified) -> bool:

@@ -15,12 +15,25 @@ from typing import Protocol
 
 from ascendrun.ascend.vocabularies import read_table, says, wording
 
+MOST_CHARACTERS, WEIGHT, SHORT = 100, 30, 30
+"""Of a line to search for; of a name in it; a shorter line has the class as well."""
+_NAME = re.compile(r"[A-Za-z]+_\w+|[a-z]+[A-Z]\w*|[A-Z]\w*[a-z][A-Z]\w*")
+_QUOTES = " '\""
+
 
 class Raised(Protocol):
-    """An exception with the files of its frames, the deepest first."""
+    """An exception with the files of its frames, the deepest first, and the code of the deepest."""
 
     @property
     def files(self) -> Sequence[str]: ...
+    @property
+    def message(self) -> str: ...
+    @property
+    def statement(self) -> str: ...
+    @property
+    def short_type(self) -> str: ...
+    @property
+    def raised_in(self) -> tuple[str, str]: ...
 
 
 class Installed:
@@ -39,13 +52,15 @@ class Installed:
 def packages_in(
     texts: Sequence[str], raised: Raised | None, frames: str, packages: Mapping[str, str | None], where: str
 ) -> Mapping[str, str]:
-    """Return the package that raised an exception (PACKAGE, INSTALLED, TREE: it is in its source tree), what called it
-    (CALLED: another package, or the line of the program, "": not known), both (PACKAGES), and where no exception has
-    frames that of the last one of a cut traceback, else whose process printed the line (SUSPECT)."""
+    """Return the package that raised an exception (PACKAGE, INSTALLED, TREE: it is in its source tree): that of an
+    object which the message or the last code names, else of the deepest frame; what called it (CALLED: another package,
+    or the line of the program, "": not known), both (PACKAGES), and where no exception has frames that of the last one
+    of a cut traceback, else whose process printed the line (SUSPECT). LINE: what to search for in their issues."""
     cut = [] if raised else [one["file"] for one in map(wording("frame").match, frames.splitlines()) if one][::-1]
     files = raised.files if raised else ()
     owners = _owners(files)
-    found = [*dict.fromkeys([*owners, *wording("package").findall("\n".join(texts))[::-1]])][:2]
+    objects = [] if raised is None else _objects_of(raised)
+    found = [*dict.fromkeys([*objects, *owners, *wording("package").findall("\n".join(texts))[::-1]])][:2]
     installed, own = Installed(packages), where.rpartition(":")[0]
     inside = {Path(file).name for file in files if says(file, "library") or file in owners.values()}
     is_own = bool(own) and not says(own, "library") and own not in inside
@@ -57,7 +72,32 @@ def packages_in(
         "CALLED": found[1] if len(found) > 1 else where if is_own else "",
         "PACKAGES": ", ".join(map(installed.shown, found)),
         "SUSPECT": "" if found or not suspect else installed.shown(suspect),
+        "LINE": max(map(search_line, texts), key=_names, default="") if raised is None else _line_of(raised),
     }
+
+
+def _line_of(raised: Raised) -> str:
+    """Return what to search for about an exception: of its message, else of the code that raised it, or its class with
+    the function."""
+    line = search_line(raised.message or raised.statement) or ("" if raised.message else raised.raised_in[1])
+    line = line or raised.message.split("\n")[0].strip(_QUOTES)[:MOST_CHARACTERS]
+    return line if len(line) >= SHORT else f"{raised.short_type} {line}".strip()
+
+
+def search_line(text: str) -> str:
+    """Return the part of a message that names most, without data of one run (numbers, paths, addresses, prefixes of
+    loggers), of whole words and at most MOST_CHARACTERS; "": it has no such part of two words."""
+    parts = (
+        " ".join(part.split()).strip(" ,;:([")
+        for part in wording("of-one-run").sub("\n", text.replace("`", "'")).splitlines()
+    )
+    best = max((part for part in parts if " " in part), key=_names, default="")
+    return best if len(best) <= MOST_CHARACTERS else best[:MOST_CHARACTERS].rpartition(" ")[0]
+
+
+def _names(part: str) -> int:
+    """Return how much a part of a message names: a name counts as much as WEIGHT characters."""
+    return min(len(part), MOST_CHARACTERS) + WEIGHT * len(_NAME.findall(part))
 
 
 def _owners(files: Iterable[str]) -> Mapping[str, str]:
@@ -72,6 +112,14 @@ def _owners(files: Iterable[str]) -> Mapping[str, str]:
         elif not is_library:
             break
     return found
+
+
+def _objects_of(raised: Raised) -> list[str]:
+    """Return the package of the object that lacks something or rejects a call by the message, else of the one that the
+    last code calls."""
+    named = wording("object").search(raised.message)
+    text = raised.statement if named is None else named["name"] or named["name2"]
+    return [name for name, pattern in read_table("hints")["objects"].items() if re.search(pattern, text)][:1]
 
 
 def _printers(texts: Iterable[str]) -> list[str]:

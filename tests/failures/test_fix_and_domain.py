@@ -36,7 +36,10 @@ OF_PACKAGE = {"program", "data", "environment"}
 OWN = {
     "raised-by": OF_PACKAGE,
     "raised-between": OF_PACKAGE,
+    "raised-called": OF_PACKAGE,
     "raised-tree": OF_PACKAGE,
+    "plugin": OF_PACKAGE,
+    "parameter": {"program"},
     "suspected": set(alike("of-packages")),
     "raised-unknown": {"program"},
     "ended-by": {"silent"},

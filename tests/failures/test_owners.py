@@ -79,7 +79,7 @@ def test_a_weight_that_the_program_does_not_have_is_of_its_release() -> None:
 
 def test_the_package_that_raised_is_named_where_nothing_better_is_known() -> None:
     frame = '  File "/opt/lib/python3.10/site-packages/trl/a.py", line 3, in f\n    assert x\n'
-    assert "pip show trl" in explain(f"{FRAMES}{frame}AssertionError").hint
+    assert "pip index versions trl" in explain(f"{FRAMES}{frame}AssertionError").hint
     assert "pip show" not in explain(f"{FRAMES}AssertionError").hint
 
 

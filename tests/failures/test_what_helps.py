@@ -439,3 +439,46 @@ def test_an_error_that_only_asks_for_more_output_has_no_sure_domain() -> None:
     warned = "w0:7:9 [0] misc/socket.cc:50 NCCL WARN socketStartConnect: Connect to 10.7.0.4<50100> failed"
     found = explain(f'{warned}\n{HEAD}  File "/job/run.py", line 9, in start\n    go()\n{line}', family="cuda")
     assert found.domain == "network" and found.reason_grade.value == "likely" and "GLOO_SOCKET_IFNAME" in found.hint
+
+
+# ---------------------------------------------------------------- what the message is about
+
+
+@pytest.mark.parametrize(
+    ("message", "shown", "hidden"),
+    [
+        ("output size must be equal to group_size times input size", "which a call has", "correct the setting"),
+        (
+            "group_size must be even. Got --group-size 3",
+            "correct the setting that the message names (`group_size`)",
+            "",
+        ),
+        (
+            "group_size (3) must be even",
+            "correct the setting that the message names (`group_size`)",
+            "which a call has",
+        ),
+        (
+            "group_size must be even. Please increase group_size or decrease max_len",
+            "increase group_size or",
+            "correct",
+        ),
+        ("plan() got an unexpected keyword argument 'block_size'", "another type or version", "remove or rename"),
+        ("Some unused parameters of the module have no gradient", "", "remove or rename"),
+    ],
+)
+def test_a_name_is_a_setting_of_the_job_only_if_the_message_shows_it(message: str, shown: str, hidden: str) -> None:
+    hint = explain(f'{HEAD}  File "{SITE}/commlib/ring.py", line 9, in check\nRuntimeError: {message}').hint
+    assert shown in hint and (not hidden or hidden not in hint)
+
+
+def test_a_message_that_states_a_condition_comes_first_where_nothing_better_is_known() -> None:
+    frames = f'{HEAD}  File "{SITE}/commlib/ring.py", line 9, in check\n'
+    hint = explain(f"{frames}KeyError: \"Invalid names ('b',) specified. Valid names are ['a'].\"").hint
+    assert hint.startswith("the program states: \"Invalid names ('b',) specified. Valid names are ['a'].\"; `commlib`")
+    assert "print the keys" not in hint and "print the keys" in explain(f"{frames}KeyError: 'b'").hint
+
+
+def test_the_last_line_of_a_program_without_an_exception_may_advise_too() -> None:
+    line = "Value error, the scheduler is enabled. max_tokens (4096) is too small. Please increase max_tokens or wait"
+    assert explain(line).hint.startswith("the program says: Please increase max_tokens or wait;")

@@ -126,8 +126,8 @@ def _told_of(
     steps = (wording("vendor-solution").search(line.text) for line in printed if is_stock and not winner.rules)
     solution = next((match["text"] for match in steps if match is not None), "")
     inner_line = innermost((*known, *said), [line.text for line in printed])
-    shown = {"advice": advised_in(said), "last" if "last" in winner.values else "message": inner_line}
-    found = {"solution": solution, "detail": detail, "waited": waited, "doing": doing, **shown}
+    shown = {"last" if "last" in winner.values else "message": inner_line, "waited": waited, "doing": doing}
+    found = {"advice": advised_in(said or known * is_plain), "solution": solution, "detail": detail, **shown}
     return proofs, {key: text for key, text in found.items() if text}
 
 

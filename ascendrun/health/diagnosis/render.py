@@ -75,7 +75,7 @@ def _sentences(diagnosis: Diagnosis, values: Mapping[str, str], lang: str) -> De
         elif is_open(diagnosis.code) and "outside" not in (of, "" if value is None else value.domain):
             peers = steps.first_text(["peers"], lang) if diagnosis.given.get("PEERS") else []
             fixes = [*steps.fixes_of(diagnosis, lang), *steps.suspected_of(diagnosis, lang)]
-            hints = [*peers, *fixes, *(limit or waited), *hints]
+            hints = [*peers, *advice[: "advice" in values], *fixes, *(limit or waited), *hints]
         hint = steps.fitting([*misfit, *doing, *hints, *(limit or waited)], fits, lang)
         return Description(texts["message"], texts["cause"], hint)
     signature = signature_of(diagnosis.code)
@@ -119,8 +119,7 @@ def class_text(found: Diagnosis, mark: str = "") -> Text | None:
 def _of_exception(
     diagnosis: Diagnosis, values: Mapping[str, str], lang: str, cause: str, advice: Sequence[str]
 ) -> tuple[str, list[str]]:
-    """Return cause and hints of an exception: what its message advises, then what helps, or of the program's own errors
-    the words of the catalogue for their class."""
+    """Return cause and hints: what the message advises or states, then what helps, or the catalogue's of its class."""
     where, fixes = values.get("where", "?"), steps.fixes_of(diagnosis, lang)
     place = steps.place_of(diagnosis, where, lang)
     hits = [hit for hit in scan([(0, f"{values.get('type', '')}: ")]) if hit.signature.code.startswith("python-")]
@@ -129,12 +128,13 @@ def _of_exception(
     domain = listed(f"diagnosis.domain.{diagnosis.domain}").render(lang) if fixes else cause
     names, raised_by = steps.fixes_in(diagnosis), steps.raised_by_of(diagnosis, lang)
     at_line = diagnosis.domain != "data" and (not names or names[0] in alike("at-a-line"))
-    advised = [*fixes, *advice] if steps.is_owned(diagnosis) else [*advice, *fixes]
-    ordered = [*advice, *raised_by, *fixes] if at_line else [*advised, *raised_by]
-    if fixes or advice:
+    said = advice or steps.stated_of(diagnosis, values.get("message", ""), lang)
+    advised = [*fixes, *said] if steps.is_owned(diagnosis) else [*said, *fixes]
+    ordered = [*said, *raised_by, *fixes] if at_line else [*advised, *raised_by]
+    if fixes or said:
         return known.cause or domain, [*ordered, *place]
     elsewhere = steps.first_text(["elsewhere"], lang) if says(values.get("message", ""), "points-elsewhere") else []
-    return known.cause or domain, [*elsewhere, *ordered, *place, known.hint]
+    return known.cause or domain, [*elsewhere, *ordered, *place, *steps.of_class(known.hint, values)]
 
 
 def _sentence(diagnosis: Diagnosis, part: str, values: Mapping[str, str], lang: str) -> str:

@@ -207,8 +207,8 @@ class _Parser:
             self._heads -= 1
             places = self._unended
         else:
-            before = [_FRAME.match(text) for _, text in self._group[max(0, at - TORN_LINES) : at]]
-            places = [frame for frame in before if frame is not None]
+            begin = next((one for one in range(at - TORN_LINES, 0, -1) if not self._group[one - 1][1][:1].isspace()), 0)
+            places = [*filter(None, map(_FRAME.match, (text for _, text in self._group[begin:at])))]
             if not places or self._was_taken(at):
                 return False
         self._close()

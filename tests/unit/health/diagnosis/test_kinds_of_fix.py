@@ -111,6 +111,7 @@ def test_a_package_that_raised_it_is_named_with_its_version_and_no_own_code_is_a
     found = explain(
         f"{frames}UnboundLocalError: local variable 'plan' referenced before assignment", packages={"plankit": "1.2.0"}
     )
-    assert found.hint.startswith("`plankit` raised it (`1.2.0`): install another release")
+    assert found.hint.startswith("`plankit` raised it (`1.2.0`): if what the job requests")
+    assert "install a newer release of it (`python -m pip index versions plankit`" in found.hint
     assert "or correct it if it is of the program" in found.hint
     assert "(`" not in explain(f"{frames}AssertionError: no plan").hint.partition(" in a call")[0]
