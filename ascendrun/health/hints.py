@@ -59,14 +59,14 @@ def _is_set(name: str, text: str) -> bool:
 
 
 def fitting(hints: Iterable[str], given: Mapping[str, str], lang: str) -> str:
-    """Return the steps of hints that fit, each once: not those of another accelerator, engine, launcher or domain, and
-    none that sets a variable to the value that it has. `given`: of `named_in`, with the `domain` of the failure; the
-    capitals in commands are replaced by its values, and a variable is $NAME."""
+    """Return the steps of hints that fit, each once: not those of another accelerator, engine, launcher, domain or work
+    (training, inference), and none that sets a variable to the value that it has. `given`: of `named_in`, with the
+    `domain` of the failure; the capitals in commands are replaced by its values, and a variable is $NAME."""
     given = {**given, "PLUGIN": _plugin_of(given)}
     steps = dict.fromkeys(step for hint in hints for step in _STEPS.split(hint) if step and _is_known(step, given))
-    filled = (_COMMAND.sub(lambda found: _filled(found[0], given), step) for step in steps)
+    filled = ((step, _COMMAND.sub(lambda found: _filled(found[0], given), step)) for step in steps)
     between = listed("diagnosis.and", first="", second="").render(lang)
-    return between.join(step for step in filled if _fits(step, given))
+    return between.join(text for step, text in filled if _fits(step, text, given))
 
 
 def _plugin_of(given: Mapping[str, str]) -> str:
@@ -89,9 +89,15 @@ def _filled(command: str, given: Mapping[str, str]) -> str:
     return _PLACE.sub(lambda place: given.get(place[0]) or place[0], command)
 
 
-def _fits(step: str, given: Mapping[str, str]) -> bool:
-    if any(given.get(f"${name}") == value for name, value in _ASSIGNED.findall(step)):
-        return False
+def _fits(step: str, filled: str, given: Mapping[str, str]) -> bool:
+    """Return whether a step is for this job, by its own text or by what was filled in, and sets no variable to the
+    value that it has."""
+    is_for = _is_for(step, given) or _is_for(filled, given)
+    return is_for and not any(given.get(f"${name}") == value for name, value in _ASSIGNED.findall(filled))
+
+
+def _is_for(step: str, given: Mapping[str, str]) -> bool:
+    """Return whether a step is not only for another accelerator, engine, launcher, domain or work."""
     for kind, every in read_table("hints")["kinds"].items():
         named = [one for one in every if _is_of(kind, one, step)]
         if named and given.get(kind, "") not in ("", *named):

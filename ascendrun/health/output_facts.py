@@ -1,7 +1,7 @@
-"""Numbers of devices and names of interfaces that a rank printed, as facts for its hint.
+"""Numbers of devices and names of interfaces that a rank printed, and whether it trains, as facts for its hint.
 
     facts_in(["set device=8, valid device range is [0, 8)"], [], 8)
-    {"NUMBERED": "beyond", "DEVICE": "8", "LAST": "7", "SEEN": ""}
+    {"NUMBERED": "beyond", "DEVICE": "8", "LAST": "7", "SEEN": "", "work": ""}
 
 A number is judged only with the count of devices, or the list, that the same message has.
 """
@@ -18,10 +18,13 @@ from ascendrun.text.format import numbers_in
 def facts_in(told: Sequence[str], printed: Sequence[str], ranks: int) -> Mapping[str, str]:
     """Return what is known of the device that was requested (NUMBERED: physical, a number of the node in place of one
     of the process; beyond; shared, the rank reports that of another), and the interfaces that a library uses (USED,
-    VIRTUAL: of containers, REAL). `told`: the message, `printed`: all lines, `ranks`: of the host."""
+    VIRTUAL: of containers, REAL); work: train or inference, "": not known, or both. `told`: the message, `printed`: all
+    lines, `ranks`: of the host."""
     tables = read_table("hints")["output"]
     text = "\n".join((*told, *printed))
-    return {**next(_devices_in("\n".join(told), text, tables["devices"], ranks), {}), **_interfaces_in(text, tables)}
+    work = [name for name, pattern in tables["work"].items() if re.search(pattern, text)]
+    devices = next(_devices_in("\n".join(told), text, tables["devices"], ranks), {})
+    return {**devices, **_interfaces_in(text, tables), "work": work[0] if len(work) == 1 else ""}
 
 
 def _devices_in(told: str, text: str, patterns: Mapping[str, str], ranks: int) -> Iterator[Mapping[str, str]]:

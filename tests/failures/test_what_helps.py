@@ -482,3 +482,14 @@ def test_a_message_that_states_a_condition_comes_first_where_nothing_better_is_k
 def test_the_last_line_of_a_program_without_an_exception_may_advise_too() -> None:
     line = "Value error, the scheduler is enabled. max_tokens (4096) is too small. Please increase max_tokens or wait"
     assert explain(line).hint.startswith("the program says: Please increase max_tokens or wait;")
+
+
+def test_a_broken_file_of_a_cache_is_of_the_ranks_that_share_it() -> None:
+    reader = (
+        '  File "/usr/lib/python3.11/json/decoder.py", line 355, in raw_decode\n    raise JSONDecodeError("", s, 1)\n'
+    )
+    error = "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
+    cached = f'{HEAD}  File "{SITE}/torch/_inductor/heuristics.py", line 740, in load\n    read()\n'
+    found = explain(f"{cached}{reader}{error}")
+    assert found.domain == "storage" and "put this cache on a disk of each node" in found.hint
+    assert explain(f'{HEAD}  File "/job/a.py", line 7, in load\n    read()\n{reader}{error}').domain == "data"

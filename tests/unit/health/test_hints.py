@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ascendrun.health.hints import fitting, named_in
+from ascendrun.health.output_facts import facts_in
 
 BOTH = "`SMI` shows it; set HCCL_CONNECT_TIMEOUT=1200; or NCCL_TIMEOUT=1200"
 
@@ -69,3 +70,28 @@ def test_the_message_names_what_a_command_is_about(place: str, printed: str, val
     assert found == value
     shown = fitting([f"run `check {place}` and {place}"], named_in([printed], {}), "en")
     assert shown == f"run `check {value or place}` and {place}"
+
+
+@pytest.mark.parametrize(
+    ("printed", "work", "shown"),
+    [
+        ("(VllmWorker rank=0 pid=7) out of memory", "inference", "smaller batch; of an engine a smaller share"),
+        ("out of memory in train_step", "train", "smaller batch; recomputation, ZeRO or LoRA"),
+        (
+            "(VllmWorker rank=0 pid=7) train_step",
+            "",
+            "smaller batch; recomputation, ZeRO or LoRA; of an engine a smaller share",
+        ),
+        ("out of memory", "", "smaller batch; recomputation, ZeRO or LoRA; of an engine a smaller share"),
+    ],
+)
+def test_a_step_is_for_what_runs(printed: str, work: str, shown: str) -> None:
+    found = facts_in([printed], [], 1)
+    assert found["work"] == work
+    hint = "smaller batch; recomputation, ZeRO or LoRA; of an engine a smaller share"
+    assert fitting([hint], found, "en") == shown
+
+
+def test_a_place_that_quotes_another_accelerator_does_not_hide_its_step() -> None:
+    given = {"accelerator": "npu", "LINE": "index is on cpu, other tensors on cuda"}
+    assert fitting(["search for `LINE`"], given, "en") == "search for `index is on cpu, other tensors on cuda`"
