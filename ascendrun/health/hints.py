@@ -17,7 +17,7 @@ from ascendrun.text import listed, translations
 
 SHORT = 40
 """Characters: no hint sets a variable to a longer value."""
-SENTENCE_WORDS = 4
+SENTENCE_WORDS, MOST_NAMES = 4, 20
 _STEPS = re.compile("(?:; |；)(?=(?:[^`]*`[^`]*`)*[^`]*$)")  # not in a command
 _ASSIGNED = re.compile(r"\b([A-Z][A-Z0-9_]{3,})=([\w.:/-]+)")
 _COMMAND = re.compile(r"(?: ?[(（]`[A-Z]+`[)）])|`[^`]+`")
@@ -47,7 +47,7 @@ def named_in(
     found.update({f"${name}": value for name, value in [*proved][::-1]})
     found.update(differing_in(whole))
     found.update({place: next(filter(None, hit.groups())) for place, hit in hits if hit is not None})
-    named = [*dict.fromkeys(hit[1] for hit in re.finditer(table["places"]["KEY"], whole))]
+    named = [*dict.fromkeys(hit[1] for hit in re.finditer(table["places"]["KEY"], whole))][:MOST_NAMES]
     asked = [name for name in named if name in (variables or {}) or _is_set(name, whole)]
     return {**found, "KEY": next(iter(asked or named), ""), "PARAMETER": "" if asked else next(iter(named), "")}
 

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from ascendrun.ascend.vocabularies import read_table, says, wording
 
-MOST_CHARACTERS, WEIGHT, SHORT = 100, 30, 30
-"""Of a line to search for; of a name in it; a shorter line has the class as well."""
+READ_CHARACTERS, MOST_CHARACTERS, WEIGHT, SHORT = 1000, 100, 30, 30
+"""Of a message; of a line to search for; of a name in it; a shorter line has the class as well."""
 _NAME = re.compile(r"[A-Za-z]+_\w+|[a-z]+[A-Z]\w*|[A-Z]\w*[a-z][A-Z]\w*")
 _QUOTES = " '\""
 
@@ -89,7 +89,7 @@ def search_line(text: str) -> str:
     loggers), of whole words and at most MOST_CHARACTERS; "": it has no such part of two words."""
     parts = (
         " ".join(part.split()).strip(" ,;:([")
-        for part in wording("of-one-run").sub("\n", text.replace("`", "'")).splitlines()
+        for part in wording("of-one-run").sub("\n", text[:READ_CHARACTERS].replace("`", "'")).splitlines()
     )
     best = max((part for part in parts if " " in part), key=_names, default="")
     return best if len(best) <= MOST_CHARACTERS else best[:MOST_CHARACTERS].rpartition(" ")[0]

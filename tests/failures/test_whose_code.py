@@ -157,3 +157,8 @@ def test_what_adds_the_accelerator_to_a_package_is_named_too() -> None:
 )
 def test_what_to_search_for_has_no_data_of_one_run(message: str, line: str) -> None:
     assert search_line(message) == line
+
+
+@pytest.mark.parametrize("token", ["Ab3", "a=", "a:", "(1", "/a", "a_b"])
+def test_a_message_with_a_long_token_takes_no_longer(token: str) -> None:
+    assert len(search_line(f"the plan failed for {token * 40_000}")) <= 100
