@@ -101,6 +101,27 @@ def test_a_wrapped_message_is_one() -> None:
     assert "Closing" not in str(explain(err + LATER).values["message"])
 
 
+@pytest.mark.parametrize(
+    ("after", "rest"),
+    [
+        ("'/job/model/part'", " '/job/model/part'"),
+        ("INFO closing the reader", ""),
+        ("WARNING: closing the reader", ""),
+        ('  File "/job/train.py", line 3, in main', ""),
+    ],
+)
+def test_a_message_that_ends_in_a_colon_has_the_next_line(after: str, rest: str) -> None:
+    found = explain(f"OSError: the identifier must have one of the forms 'a' or 'a/b':\n{after}\n")
+    assert found.values["message"] == f"OSError: the identifier must have one of the forms 'a' or 'a/b':{rest}"
+
+
+def test_what_the_library_gives_as_its_last_error_is_shown_if_no_rank_is_first() -> None:
+    err = "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:268, remote process exited or there was a "
+    err += "network error\nncclRemoteError: A call failed.\nLast error:\nrecv from 10.0.0.9<33759> failed : reset\n"
+    found = explain(err, launcher="spawn", world=16)
+    assert found.code == "peer-lost" and found.values["detail"] == "recv from 10.0.0.9<33759> failed : reset"
+
+
 def test_a_traceback_may_lack_its_top() -> None:
     torn = "    return self.proj(x)\n           ^^^^^^^^^^^^\nValueError: 12 heads on 5 shards\n"
     for prefix in ("", "[rank0]: ", "(TrainActor pid=7781, ip=10.0.0.4) "):

@@ -232,6 +232,7 @@ def test_a_failure_of_one_host_shows_what_only_this_host_has() -> None:
 
 
 CALLED = 'Traceback (most recent call last):\n  File "/work/train.py", line 70, in <module>\n    step()\n'
+RAISED = CALLED.replace("step()", "step(rows[key], layer.weight)")
 
 
 @pytest.mark.parametrize(
@@ -246,8 +247,30 @@ CALLED = 'Traceback (most recent call last):\n  File "/work/train.py", line 70, 
     ],
 )
 def test_an_exception_without_a_message_is_certain_only_by_an_exact_class(last: str, is_certain: bool) -> None:
-    found = explain({"err": f"{CALLED}{last}"})
+    found = explain({"err": f"{RAISED}{last}"})
     assert (found.ranks, found.confidence is Confidence.CERTAIN) == ((2,), is_certain), (found.why, found.caveats)
+
+
+@pytest.mark.parametrize(
+    ("code", "last", "is_whole"),
+    [
+        ("rows[key]", "KeyError: 3", True),
+        ("prepare(model)", "KeyError: 3", False),
+        ("raise KeyError(key)", "KeyError: 3", True),
+        ("_run(x)", "AttributeError: 'X' object has no attribute 'index'", False),
+        ("x.index", "AttributeError: 'X' object has no attribute 'index'", True),
+        ("getattr(x, name)", "AttributeError: 'X' object has no attribute 'index'", True),
+        ("main()", "NameError: name 'wrap' is not defined", False),
+        ("wrap(model)", "NameError: name 'wrap' is not defined. Did you mean: 'warp'?", True),
+        ("main()", "ValueError: no such layer", True),
+    ],
+)
+def test_a_line_of_code_that_cannot_raise_its_exception_lacks_the_frames_below(
+    code: str, last: str, is_whole: bool
+) -> None:
+    found = explain({"err": f"{CALLED.replace('step()', code)}{last}"})
+    assert (found.confidence is Confidence.CERTAIN) == is_whole
+    assert is_whole or [str(one) for one in found.caveats] == ["part of a traceback is missing"]
 
 
 def test_the_statement_that_raised_stands_for_a_message() -> None:
@@ -285,7 +308,7 @@ def test_a_code_of_any_failed_copy_is_no_proof_of_a_fault_of_the_device() -> Non
 def test_a_class_is_certain_only_by_a_value_that_failures_of_no_other_domain_have(
     text: str, domain: str, is_proven: bool
 ) -> None:
-    found = explain({"err": f"{CALLED}{text}" if "rror: " in text else text})
+    found = explain({"err": f"{RAISED}{text}" if "rror: " in text else text})
     assert (found.domain, found.reason_grade is Confidence.CERTAIN) == (domain, is_proven)
     assert found.confidence is Confidence.CERTAIN  # which rank was first, and what it printed
 
@@ -309,3 +332,22 @@ def test_what_its_domain_causes_again_is_never_said_to_pass_by_a_retry(domain: s
     whole = retry_of("crash", domain=domain, is_whole=True)
     of_the_host = domain in ("environment", "device", "resource")
     assert whole == ("exclude" if of_the_host else "unknown" if again else "same")
+
+
+FULL = f"{CALLED}OSError: [Errno 28] No space left on device: '/data/a.pt'\n"
+
+
+@pytest.mark.parametrize(
+    ("err", "is_certain"),
+    [
+        (FULL, True),
+        (f"{CALLED}ValueError: no such layer\n{FULL}", False),
+        (f"RuntimeError: NPU out of memory. Tried to allocate 2.00 GiB (NPU 1; 60.96 GiB total)\n{FULL}", False),
+    ],
+)
+def test_the_class_of_a_node_is_certain_although_its_rank_is_not_known(err: str, is_certain: bool) -> None:
+    case = {"ranks": 2, "launcher": "torchrun", "groups": [{"ranks": 0, "at": 60, "err": err, "exit": 1}]}
+    case["groups"] += [{"ranks": 1, "at": 61, "exit": -15, "stopped": True}]
+    found = diagnose(Builder(case, seed="node").evidence())
+    assert (found.domain, found.confidence.value) == ("storage", "likely")
+    assert (found.reason_grade is Confidence.CERTAIN) == is_certain

@@ -101,3 +101,52 @@ def test_a_link_that_is_down_outranks_the_wait_of_its_report() -> None:
     )
     found = explain(failed(f"{line}\n{ADVICE.format(9)}"), ranks=1, world=8, launcher="torchrun")
     assert (found.code, found.domain, found.ranks) == ("EJ0002", "network", (0,))
+
+
+FRAME = 'Traceback (most recent call last):\n  File "/job/train.py", line 21, in main\n    run(config)\n'
+MUTE, NO_EXCEPTION, TORN = "the rank left no error output", "no exception is at the end", "part of a traceback"
+
+
+@pytest.mark.parametrize(
+    ("end", "message", "cause", "caveat"),
+    [
+        ({}, "failed first with exit code 1 and left no error output", "without error output", MUTE),
+        ({"err": "Value error, 9 is less than 32\n"}, "last output: Value error, 9 is", "no exception", NO_EXCEPTION),
+        ({"err": FRAME}, "failed first with exit code 1", "the exception of its traceback is not in the log", TORN),
+        ({"exit": -7}, "crashed first, with SIGBUS, and left no error output", "truncated", MUTE),
+        ({"exit": -7, "err": "bad page\n"}, "last output: bad page", "truncated", "another meaning"),
+    ],
+)
+def test_output_that_is_there_is_not_called_absent(end: dict[str, Any], message: str, cause: str, caveat: str) -> None:
+    found = render(explain({"ranks": 0, "at": 60.0, "exit": 1, **end}, steps=0))
+    assert message in found.message and cause in found.cause
+    assert [str(one) for one in found.caveats if caveat in str(one)]
+    assert sum(known in str(one) for one in found.caveats for known in (MUTE, NO_EXCEPTION, TORN)) <= 1
+
+
+def test_the_end_of_another_rank_has_the_same_text_with_and_without_output() -> None:
+    ends = render(explain(failed(""), failed("bad page\n", 1), ranks=2, steps=0))
+    assert "last output: bad page" in ends.message and ends.ranks == (0, 1)
+    found = render(explain(failed("", 0), failed("printed\n", 1), failed("TypeError: no\n", 2), ranks=3, steps=0))
+    assert "without output" not in " ".join(link.message for link in (*found.chain, *found.alternatives))
+
+
+SLURM = "slurmstepd-n7: error: Detected 1 oom-kill event(s) in StepId=9.0. Some of your processes were killed.\n"
+RAY = "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.\n"
+
+
+@pytest.mark.parametrize("line", [SLURM, RAY, "slurmstepd: error: Exceeded job memory limit\n"])
+def test_a_scheduler_that_reports_memory_explains_sigkill(line: str) -> None:
+    killed = {"ranks": 2, "at": 60.0, "exit": -9, "err": f"loading shard 7\n{line}"}
+    found = render(explain(killed, {"ranks": "rest", "at": 61.0, "exit": -15, "stopped": True}, ranks=4))
+    assert (found.code, found.domain, found.ranks) == ("host-oom", "host-memory", (2,))
+    assert (found.confidence, found.reason_grade) == (Confidence.CERTAIN, Confidence.CERTAIN)
+    assert line.strip()[:60] in found.message and "kernel" not in found.message
+
+
+@pytest.mark.parametrize(
+    "end", [{"exit": 1}, {"err": f"2 retries remain: {RAY}"}, {"err": "monitors memory\n"}, {"stopped": True}]
+)
+def test_a_report_of_memory_explains_nothing_that_it_did_not_end(end: dict[str, Any]) -> None:
+    found = explain({"ranks": 2, "at": 60.0, "exit": -9, "err": SLURM, **end}, ranks=4)
+    assert found.code != "host-oom" and found.reason_grade is not Confidence.CERTAIN

@@ -156,6 +156,13 @@ def is_kind(name: str, kind: str) -> bool:
     return name.rpartition(".")[2] in read_table("exceptions")["kinds"][kind]
 
 
+def may_raise(statement: str, name: str, message: str) -> bool:
+    """Return whether a line of code itself may raise this exception: else the frames of what it calls are missing."""
+    pattern, lacking = read_table("exceptions")["raised_by"].get(name, ""), wording("no-name").findall(message)[:1]
+    missing = pattern.replace("NAME", "".join(lacking))
+    return not (statement[:1].isidentifier() and pattern) or re.search(rf"{missing}|\braise\b", statement) is not None
+
+
 def is_of_several(code: str) -> bool:
     """Return whether a row of the catalogue concerns several ranks."""
     return code in read_table("rows")["several"]
@@ -368,6 +375,12 @@ def hides_cause(code: str, texts: Iterable[str]) -> bool:
     value = value_of("acl", outer) if layer == "ACL" else None
     hits = (found["code"] for text in texts for found in wording("return-code").finditer(text))
     return value is not None and value.proof == "outer" and any(inner not in (outer, "0", "0x0") for inner in hits)
+
+
+def tells_of_memory(text: str) -> bool:
+    """Return whether a scheduler reports that it, or the kernel, ended a process of the job for its memory."""
+    hard = (value for value in values_in(text) if value.is_hard and value.vocabulary == "frameworks")
+    return any(value.domain == "host-memory" for value in hard) and not says(text, "went-on")
 
 
 def kernel_values(text: str) -> Iterator[Value]:

@@ -51,8 +51,8 @@ def _is_one_end(one: Suspect, other: Suspect) -> bool:
 
 
 def merged(suspects: Sequence[Suspect]) -> Suspect:
-    """Make one of several of one reason."""
-    ordered = sorted(suspects, key=lambda one: (one.at is None, one.at.at_s if one.at else 0.0, one.ranks))
+    """Make one of several of one reason: the earliest that left output."""
+    ordered = sorted(suspects, key=lambda one: (one.values.get("last") == "-", one.at is None, one.at_s, one.ranks))
     return replace(
         ordered[0],
         strength=max(one.strength for one in suspects),
@@ -72,21 +72,14 @@ def _of_symptoms(timelines: Sequence[RankTimeline]) -> list[Suspect]:
     One may not have waited for others. Or its exception resembles waiting (a download, a lock), it is on few ranks, and
     the others lost them.
     """
-    signs: list[Suspect] = []
-    resembling: list[Suspect] = []
-    for timeline in (one for one in timelines if one.rank.has_failed):
-        own = timeline.own
-        kinds = {message.kind for message in timeline.messages}
-        if own is None or own.role != result.SYMPTOM or kinds & alike("several-messages"):
-            continue
-        row = signature_of(own.code)
-        is_of_others = row is not None and row.is_of_others
-        is_other = is_of_others or own.code in ("exception", "terminated") or own.strength < result.SIGN_FROM
-        if timeline.waited is None and not is_other:
-            signs.append(own)
-        is_collective = timeline.chain is not None and timeline.chain.root.collective
-        if "type" in own.values and not is_collective:
-            resembling.append(own)
+    several = alike("several-messages")
+    failed = (one for one in timelines if one.rank.has_failed and several.isdisjoint(it.kind for it in one.messages))
+    shown = [(one, one.own) for one in failed if one.own is not None and one.own.role == result.SYMPTOM]
+    free = (own for one, own in shown if one.waited is None and own.strength >= result.SIGN_FROM)
+    rows = ((own, signature_of(own.code)) for own in free if own.code not in ("exception", "terminated"))
+    signs = (own for own, row in rows if row is None or not row.is_of_others)
+    raised = ((one.chain, own) for one, own in shown if "type" in own.values)
+    resembling = (own for chain, own in raised if chain is None or not chain.root.collective)
     others = sum(1 for timeline in timelines if timeline.waited is not None)
     few = (one for one in _by_reason(resembling) if 2 * len(one.ranks) < others)
     return [
@@ -222,8 +215,7 @@ def _of_kernel(evidence: Evidence, host: HostEvidence, here: Sequence[Suspect]) 
             as_ended = replace(fact, strength=max(strength, row.strength), sure=True)
             made = as_ended if has_ended else replace(fact, caveats=("only-kernel",))
             facts.append(((has_ended, row.strength, -hit.line), made))
-    if facts:
-        yield max(facts, key=lambda one: one[0])[1]
+    yield from [max(facts, key=lambda one: one[0])[1]] if facts else ()
 
 
 def _names(hit: Hit, **number: int | None) -> bool:

@@ -74,10 +74,12 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
         found = replace(found, confidence=Confidence.LIKELY, caveats=(*found.caveats, caveat("no-message")))
     pairs = [Value("package_pairs", "versions", "environment", depth=2, proof="hard")] if is_pair else []
     proofs = [vocabularies.at_phase(one, phase) for one in (*others, *pairs, *_proofs(winner, first))]
+    is_of_some = found.caveats == (caveat("inner-unknown"),) and all(_is_alone(one, domain) for one in first)
+    is_known = passed is False and (is_of_some or found.confidence is Confidence.CERTAIN)
     differences = differences_of(evidence, winner.hosts, domain) if is_whole else ()
     unfit = misfits_in(evidence.host(winner.hosts[0]).facts) if winner.hosts and domain == "environment" else ()
     misfits = (Proof(one.message, host=winner.hosts[0]) for one in unfit if one.message is not None)
-    grade = _grade_of(values, proofs, found.confidence if passed is False else Confidence.LIKELY, winner.code)
+    grade = _grade_of(values, proofs, winner.code, is_known=is_known)
     was_seen = winner.rules or not any(one.rank.code for one in first)  # a signal is known of all
     if scope == "rank" and not was_seen and not _others_known(winner, evidence, timelines):
         is_its_own = grade is Confidence.UNKNOWN or (first[0].rank.last_step or 0) > 1 or says(whole, "of-one-device")
@@ -168,14 +170,10 @@ def _said_by(winner: Suspect, first: Sequence[RankTimeline]) -> Iterator[Value]:
         yield from libraries
     if all(one.depth >= -1 for one in kinds):
         yield from vocabularies.concepts_in("\n".join(said))
-    for one in first:
-        for line in one.plog:
-            if is_error_line(line.text):
-                yield from vocabularies.values_in(line.text)
-    for key in ("signal", "code"):
-        ended = value_of("exits", str(winner.values.get(key)))
-        if ended is not None and winner.code != "exception":
-            yield ended
+    errors = (line.text for one in first for line in one.plog if is_error_line(line.text))
+    yield from (value for text in errors for value in vocabularies.values_in(text))
+    ends = (value_of("exits", str(winner.values.get(key))) for key in ("signal", "code"))
+    yield from (one for one in ends if one is not None and winner.code != "exception")
 
 
 def _libraries_of(one: RankTimeline) -> Iterator[Value]:
@@ -213,11 +211,10 @@ def _seen_on(winner: Suspect, evidence: Evidence, first: Sequence[RankTimeline])
         is_likely = winner.code == "killed" and (host.dmesg is None or any(says(text, "memory-work") for text in last))
         unread = value_of("conclusions", "killed-unseen") if is_likely else None
         yield from () if unread is None else (unread,)
-        for line in host.dmesg or ():
-            if line.at_s is None or is_timely(line.at_s, here):
-                for value in vocabularies.kernel_values(line.text):
-                    if value.domain != "host-memory" or any(f"{one.rank.pid}" in line.text for one in first):
-                        yield value
+        lines = (line.text for line in host.dmesg or () if line.at_s is None or is_timely(line.at_s, here))
+        logged = ((text, value) for text in lines for value in vocabularies.kernel_values(text))
+        own = [str(one.rank.pid) for one in first]
+        yield from (value for text, value in logged if value.domain != "host-memory" or any(pid in text for pid in own))
         devices = {one.rank.device for one in first}
         if any(fact.device in devices for fact in host.devices):
             yield Value("devices", "alarm", "device", depth=5, proof="usual")
@@ -284,15 +281,23 @@ def _is_most(ranks: Set[int], members: Set[int]) -> bool:
     return ranks <= members and len(ranks) >= HOST_SHARE * len(members)
 
 
-def _grade_of(values: Sequence[Value], proofs: Iterable[Value], confidence: Confidence, code: str) -> Confidence:
-    """Return how certain the domain is: certain only if a value proves it, and no exact one is of another domain."""
-    if not values or (code == "exit-code" and all(one.key in (code, "1") for one in values)):  # only that it ended
-        return Confidence.UNKNOWN
-    if values[0].key in alike("ask-for-lines"):
+def _is_alone(one: RankTimeline, domain: str) -> bool:
+    """Return whether an output, which may be of several ranks of a node, has no other reason or traceback."""
+    causes = [code_value(own.code) for own in one.indicators if own.role == result.CAUSE and not own.is_vague]
+    heads = sum(says(line.text, "traceback") for line in one.rank.lines)
+    is_one = heads <= (0 if one.chain is None else len(one.chain.leading))
+    return is_one and all(value is None or value.domain == domain for value in causes)
+
+
+def _grade_of(values: Sequence[Value], proofs: Iterable[Value], code: str, *, is_known: bool) -> Confidence:
+    """Return how certain the domain is: certain only if the failure is known, a value proves its domain, and no exact
+    one is of another."""
+    is_only_end = code == "exit-code" and all(one.key in (code, "1") for one in values)
+    if not values or is_only_end or values[0].key in alike("ask-for-lines"):
         return Confidence.UNKNOWN
     exact = [one for one in (*values, *proofs) if one.is_exact]
     is_proven = any(one.is_hard for one in exact) and all(one.domain == values[0].domain for one in exact)
-    return Confidence.CERTAIN if is_proven and confidence is Confidence.CERTAIN else Confidence.LIKELY
+    return Confidence.CERTAIN if is_proven and is_known else Confidence.LIKELY
 
 
 def retry_of(code: str, *, is_whole: bool = False, domain: str = "") -> str:

@@ -139,9 +139,8 @@ def _details(fatal: Fatal) -> Iterator[Line]:
     closing_s = fatal.rank.exited_at_s if chain is None else fatal.lines[end].at_s
     for line in told_in(fatal.lines[max(0, end - DETAIL_LINES) : end]):
         is_near = line.at_s is None or closing_s is None or closing_s - line.at_s <= DETAIL_S
-        is_stated = is_near and says(line.text, "logged-error", "stated")
-        if is_stated and all(message.kind == "unreached" for message in peer_lines_of(line)):
-            yield line
+        if is_near and says(line.text, "logged-error", "stated"):
+            yield from [line] if all(message.kind == "unreached" for message in peer_lines_of(line)) else ()
 
 
 def without_survived(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
@@ -157,14 +156,11 @@ def without_survived(timelines: Sequence[RankTimeline]) -> list[RankTimeline]:
 
 
 def _without(timeline: RankTimeline, common: Container[str]) -> RankTimeline:
-    kept = []
-    for suspect in timeline.indicators:
-        line = f"exception|{suspect.key}" if suspect.code == "exception" else ""
-        is_bare = timeline.chain is not None and timeline.chain.kind == "bare"
-        if not line and suspect.proofs and (is_bare or "type" not in suspect.values):
-            line = result.same_line(suspect.code, suspect.proofs[0].line)
-        if line not in common:
-            kept.append(suspect)
+    is_bare = timeline.chain is not None and timeline.chain.kind == "bare"
+    named = ((one, one.proofs[:1] if is_bare or "type" not in one.values else ()) for one in timeline.indicators)
+    known = ((one, [result.same_line(one.code, proof.line) for proof in proofs]) for one, proofs in named)
+    lines = ((one, [f"exception|{one.key}"] if one.code == "exception" else line) for one, line in known)
+    kept = [one for one, line in lines if not line or line[0] not in common]
     return replace(timeline, indicators=tuple(kept), own=choose_own(kept, waited=timeline.waited is not None))
 
 
@@ -205,9 +201,8 @@ def known_line_indicators(lines: Fatal) -> list[result.Suspect]:
     closing = _closing(lines, shown)
     last = {hit.signature.code: hit for hit in shown}
     indicators = []
-    for hit in shown:
-        if hit.signature.is_general and hit is not last[hit.signature.code]:
-            continue  # of NCCL's warnings only the last came right before the failure
+    # of NCCL's warnings only the last came right before the failure
+    for hit in (one for one in shown if not one.signature.is_general or one is last[one.signature.code]):
         line = lines.lines[hit.line]
         is_last = lines.after[hit.line] <= rank_lines.LAST_OUTPUT_LINES and not lines.has_waited
         since_s = None if line.at_s is None or closing is None or closing.at_s is None else closing.at_s - line.at_s
@@ -216,9 +211,8 @@ def known_line_indicators(lines: Fatal) -> list[result.Suspect]:
         sure = is_last and has_order and is_near and not hides_cause(hit.signature.code, _around(hit, lines.lines))
         weaker = has_own_cause or (since_s or 0.0) > EARLIER_S
         indicator = _indicator(lines, hit, line, weaker=weaker, sure=sure)
-        if lines.outlived(hit.line):
-            indicator = replace(indicator, strength=min(indicator.strength, strength_of("outlived")), sure=False)
-        indicators.append(indicator)
+        weak = replace(indicator, strength=min(indicator.strength, strength_of("outlived")), sure=False)
+        indicators.append(weak if lines.outlived(hit.line) else indicator)
     for hit in scan((index, line.text) for index, line in enumerate(lines.plog)):
         if not is_of_several(hit.signature.code) and is_specific(hit) and is_error_line(hit.text):
             sure = not lines.has_waited and not hides_cause(hit.signature.code, _around(hit, lines.plog))

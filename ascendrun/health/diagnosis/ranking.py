@@ -116,7 +116,8 @@ def _told_of(
     proofs = [result.proof_of(evidence, line, one.rank) for one, line in logged if is_plain]
     coded = [*known, *said, *(line.text for one in first for line in one.plog)]
     lines = [*(proof.line for proof in proofs), *coded]
-    inner = wording("last-error").search("\n".join(said)) if winner.code == "exception" else None
+    raised = first if winner.code == "exception" else [one for one in timelines if one.waited and not winner.strength]
+    inner = wording("last-error").search("\n".join(text for one in raised for text in one.said))
     detail = cann_detail(lines) or (inner["text"] if inner is not None else lines[0] if proofs else "")
     waits = Counter(one.waited for one in timelines if one.waited and (winner.rules or not winner.strength))
     waited = next((kind for kind, _ in waits.most_common(1) if kind != LOST or not winner.strength), "")
@@ -223,7 +224,7 @@ def caveats_of(
         **dict.fromkeys(winner.caveats, True),
         "unsure": not winner.sure,
         "killer-unknown": winner.code in ("killed", "terminated", "interrupted"),
-        "no-error-output": winner.code in ("exit-code", "crash"),
+        "no-error-output": winner.code in ("exit-code", "crash") and winner.values.get("last") == "-",
     }
     caveats["weak"] = winner.strength < CERTAIN_FROM and not any(caveats.values())
     caveats["inner-unknown"] = evidence.launcher in LAUNCHERS and not inside.issuperset(winner.ranks)
@@ -231,6 +232,7 @@ def caveats_of(
     caveats["not-all-seen"] = _unseen(winner, evidence, timelines)
     caveats["unexplained"] = _unexplained(winner, timelines)
     caveats["torn"] = any(one.is_torn for one in timelines if one.rank.rank in winner.ranks)
+    caveats["no-exception"] = winner.code == "exit-code" and not (caveats["torn"] or caveats["no-error-output"])
     return tuple(name for name, holds in caveats.items() if holds)
 
 
@@ -261,14 +263,12 @@ def _unseen(winner: Suspect, evidence: Evidence, timelines: Sequence[RankTimelin
 def _unexplained(winner: Suspect, timelines: Sequence[RankTimeline]) -> bool:
     """Return whether a rank that waited ended clearly before the first failure, or one failed by itself, not clearly
     later, without output that shows a consequence."""
-    for timeline in (one for one in timelines if one.rank.rank not in winner.ranks):
-        if timeline.waited is not None and winner.sure and surely_before(timeline.end, winner.at, by_s=CLEARLY_S):
-            return True
-        if timeline.waited is not None or timeline.own is not None or not timeline.rank.has_failed:
-            continue  # its own reason makes it an alternative, messages about others a consequence
-        if not surely_before(winner.at, timeline.end, by_s=CLEARLY_S):
-            return True
-    return False
+    others = [one for one in timelines if one.rank.rank not in winner.ranks]
+    waited = [one.end for one in others if one.waited is not None and winner.sure]
+    # its own reason makes a rank an alternative, messages about others a consequence
+    bare = [one.end for one in others if one.waited is None and one.own is None and one.rank.has_failed]
+    is_before = any(surely_before(end, winner.at, by_s=CLEARLY_S) for end in waited)
+    return is_before or not all(surely_before(winner.at, end, by_s=CLEARLY_S) for end in bare)
 
 
 def make_chain(winner: Suspect, timelines: Sequence[RankTimeline]) -> tuple[ChainLink, ...]:

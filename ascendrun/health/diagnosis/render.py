@@ -1,7 +1,8 @@
 """Sentences of a diagnosis in one language, from text/en.json and the signature catalogue.
 
 The keys of translations: `diagnosis.CODE.message|cause|hint`, `diagnosis.end.CODE`, `diagnosis.caveat.NAME`,
-`diagnosis.anomaly.CODE`, `diagnosis.signal.SIGNAL.cause|hint`, `diagnosis.exit-code.N.cause|hint`.
+`diagnosis.anomaly.CODE`, `diagnosis.signal.SIGNAL.cause|hint`, `diagnosis.exit-code.N.cause|hint`,
+`diagnosis.CODE.mute|cut.message|cause`.
 """
 
 from __future__ import annotations
@@ -138,10 +139,14 @@ def _of_exception(
 
 
 def _sentence(diagnosis: Diagnosis, part: str, values: Mapping[str, str], lang: str) -> str:
-    """Return a part: that of the signal or exit code, else of the code; "" without one."""
+    """Return a part: that of the signal or exit code, else of the code, with its output (told), or where that is cut
+    off or missing (mute); "" without one."""
     kind, value = ("exit-code", "code") if diagnosis.code in alike("by-exit-code") else ("signal", "signal")
-    english = translations("en")
-    for key in (f"diagnosis.{kind}.{diagnosis.values.get(value, '')}.{part}", f"diagnosis.{diagnosis.code}.{part}"):
+    last, is_cut = diagnosis.values.get("last", ""), diagnosis.given.get("OF", "") in map(str, diagnosis.ranks)
+    state = "cut" if is_cut else "mute" if last == "-" else "told" if last else ""
+    english, code = translations("en"), diagnosis.code
+    for name in (f"{kind}.{diagnosis.values.get(value, '')}", f"{code}.{state}", code):
+        key = f"diagnosis.{name}.{part}"
         if key in english:
             return fill(key, english[key], values, lang=lang)
     return ""

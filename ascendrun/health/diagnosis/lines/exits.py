@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-from ascendrun.ascend.vocabularies import alike, says, strength_of, wording
+from ascendrun.ascend.vocabularies import alike, says, strength_of, tells_of_memory, wording
 from ascendrun.core.jobfile.launchers import RAY
 from ascendrun.health.cut_frames import last_of
 from ascendrun.health.diagnosis.evidence import Evidence, Line, RankEvidence, moment
@@ -43,12 +43,10 @@ def is_signal(rank: RankEvidence, name: str) -> bool:
 
 def signal_to_launcher(lines: Sequence[Line]) -> int | None:
     """Return the signal that torchrun (exit code 1) reports in its last lines; None: not reported."""
-    for line in reversed(lines[-LAST_LINES:]):
-        found = wording("signal-to-launcher").search(line.text)
-        if found is not None:
-            number = found["number"] or found["code"]
-            return int(number) if number else getattr(signal, found["name"], None)
-    return None
+    hits = (wording("signal-to-launcher").search(line.text) for line in reversed(lines[-LAST_LINES:]))
+    found = next(filter(None, hits), None)
+    number = None if found is None else found["number"] or found["code"]
+    return int(number) if number else None if found is None else getattr(signal, found["name"], None)
 
 
 def named_pids(lines: Sequence[Line] | None, *wordings: str) -> Mapping[int, Line]:
@@ -151,6 +149,10 @@ def _killed_for_memory(evidence: Evidence, rank: RankEvidence, *, missed_a_child
         if pid in dead:
             found = _oom(evidence, rank, [dead[pid], line], pid=pid, sure=True)
             return replace(found, at=moment(evidence, rank.host, line.at_s) or found.at)
+    told = [line for line in rank.lines[-LAST_LINES:] if is_killed and not rank.stopped and tells_of_memory(line.text)]
+    if told:
+        found = _oom(evidence, rank, told[:1], pid=rank.pid, sure=True)
+        return replace(found, values={**found.values, "last": told[0].text.strip()[:200]})
     ours = {one.pid for one in evidence.ranks_of(rank.host)}
     strangers = {pid: line.at_s for pid, line in dead.items() if pid not in ours}
     since_s = {pid: 0.0 if at_s is None or end_s is None else at_s - end_s for pid, at_s in strangers.items()}

@@ -118,11 +118,10 @@ def find_torchrun_ends(lines: Sequence[Line]) -> tuple[InnerEnd, ...]:
     """Return ends from torchrun's summary of failed ranks; () if missing."""
     whole = "\n".join(split_prefix(line.text)[2] for line in lines)
     heads = [(found.start(), found["root"] is not None) for found in wording("torchrun-head").finditer(whole)]
-    ends = []
-    for found in wording("torchrun-entry").finditer(whole):
-        is_root = [is_root for at, is_root in heads if at < found.start()][-1:] == [True]
-        ends.append(InnerEnd(int(found["rank"]), int(found["pid"]), int(found["code"]), is_root))
-    return tuple(ends)
+    entries = [*wording("torchrun-entry").finditer(whole)]
+    roots = ([is_root for at, is_root in heads if at < one.start()][-1:] == [True] for one in entries)
+    ends = ((int(one["rank"]), int(one["pid"]), int(one["code"])) for one in entries)
+    return tuple(InnerEnd(*end, is_root) for end, is_root in zip(ends, roots))
 
 
 def find_reported_ends(lines: Sequence[Line], *, is_alone: bool = True) -> tuple[InnerEnd, ...]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ascendrun.ascend.vocabularies import alike, is_warning, says, wording
+from ascendrun.ascend.vocabularies import alike, is_warning, may_raise, says, wording
 from ascendrun.core.dataclass import dataclass
 from ascendrun.health.cut_frames import PREFIXED
 from ascendrun.health.diagnosis.evidence import Line
@@ -140,7 +140,8 @@ def bare_chain(lines: Sequence[Line], at: int) -> Chain | None:
     whole = [found["message"] or found["quoted"] or ""]
     for line in lines[at + 1 : at + WRAPPED_LINES]:
         after = split_prefix(line.text)[2]
-        is_next = (bool(found["colon"]) or says(text, "unfinished")) and len(whole) == 1
+        is_next = (text.rstrip().endswith(":") or says(text, "unfinished")) and len(whole) == 1
+        is_next = is_next and not (is_warning(after) or says(after, "less", "traceback", "frame"))
         if not is_next and (len(text) < WRAPPED_FROM or not says(after, "wrapped")):
             break
         text = after
@@ -290,6 +291,8 @@ class _Parser:
                     if frames:
                         caught, thrown = ((one["file"], one["name"] or "") for one in (frames[0], frames[-1]))
                         raised = replace(raised, caught_in=caught, raised_in=thrown, statement=statement)
+                    is_whole = may_raise(statement, raised.short_type, raised.message)
+                    self.torn += [] if is_whole else [self._group[at][0]]  # frames below are lost
                     return raised, at + 1
                 self.torn += [self._group[at][0]] if _DURING in text or _DIRECT in text else []  # its end is lost
                 noise += 1
