@@ -306,7 +306,8 @@ def _read_row(row: Mapping[str, Any]) -> Signature:
     family, value = row["family"], value_of_row(row["code"], row["family"])
     domain = "program" if value is None else value.domain
     role = row.get("role") or usual("role", family, domain)
-    stated = {name: usual(f"{name}.{role}", family, domain) for name in ("strength", "retry")}
+    kind = "general" if row.get("general") and role == "cause" else role
+    stated = {"strength": usual(f"strength.{kind}", family, domain), "retry": usual(f"retry.{role}", family, domain)}
     renamed = {"is_general": row.get("general", False), "is_verified": row.get("verified", True)}
     return load_dataclass(
         Signature, {"role": role, "domain": domain, **stated, **row, **renamed, "english": row, "patterns": patterns}
@@ -332,6 +333,7 @@ KINDS: Mapping[str, str] = {
     "path": r"[^\s'\",;:\[\]]{0,199}[^\s'\",;:\[\].]",
     "name": r"[A-Za-z_][A-Za-z0-9_.]{0,120}",
     "hccl": r"HCCL_[A-Z_]{2,60}",
+    "acl": r"[1-5][0-9]{5}",
     "bracketed": r"\[[0-9\[\], ;]{1,4000}",
     "rest": r"\S[^\n]{0,199}",
     "inside": r"[^\]\)'\"]{1,200}?",

@@ -66,7 +66,7 @@ def explain(err: str, *, code: int = 1) -> Diagnosis:
         (WATCHDOG, -6, "peer-lost"),
         (NOTIFY, 1, "peer-lost"),
         (KERNEL, 1, "aicore-kernel-named"),
-        (RUNTIME, 1, "ACL-507011"),
+        (RUNTIME, 1, "acl-code"),
         ("Fatal Python error: Aborted", -6, "aborted"),
     ],
     ids=["watchdog", "watchdog, aborted", "notify", "kernel", "runtime", "abort"],

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ablation import share_of_rows
 from corpus import case_files, case_of, load
 
-from ascendrun.ascend.vocabularies import DOMAINS, alike, read_table, vocabulary
+from ascendrun.ascend.vocabularies import DOMAINS, alike, read_table, value_of, vocabulary
 from ascendrun.health.diagnosis import Diagnosis, diagnose, render
 from ascendrun.text import translations
 
@@ -55,6 +55,9 @@ def domains() -> dict[str, set[str]]:
             for value in vocabulary(name).values():
                 places = {value.domain} | ({"network"} if name in alike("outside") else set())
                 found.setdefault(value.fix, set()).update(places)
+        for fix, keys in read_table(name).get("fixes", {}).items():
+            known = (value_of(name, key) for key in keys)
+            found.setdefault(fix, set()).update(value.domain for value in known if value is not None)
     for row in read_table("conclusions")["at"]:
         found.setdefault(row.get("fix", ""), set()).add(row["domain"])
     for key in translations("en"):

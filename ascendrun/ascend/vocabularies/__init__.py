@@ -14,7 +14,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import resources
@@ -82,12 +82,19 @@ def read_table(name: str) -> Mapping[str, Any]:
 def vocabulary(name: str) -> Mapping[str, Value]:
     """Return the values of a vocabulary by key; a key of a range ends in *."""
     table = read_table(name)
+    fixes = _fixes(name)
     found = {}
     for row in table["values"]:
         given = {field: value for field, value in row.items() if field not in ("keys", "source", "because")}
         made = Value(name, "", **{"depth": table.get("depth", 0), "proof": table.get("proof", "hint"), **given})
-        found.update({key: replace(made, key=key) for key in row["keys"]})
+        found.update({key: replace(made, key=key, fix=fixes.get(key, made.fix)) for key in row["keys"]})
     return found
+
+
+@cache
+def _fixes(name: str) -> Mapping[str, str]:
+    """Return the fixes of single values of a vocabulary, also of those that only a range has."""
+    return {key: fix for fix, keys in read_table(name).get("fixes", {}).items() for key in keys}
 
 
 def value_of(name: str, key: str) -> Value | None:
@@ -96,7 +103,8 @@ def value_of(name: str, key: str) -> Value | None:
     for end in range(len(key), 0, -1):
         found = (table.get(key) if end == len(key) else None) or table.get(f"{key[:end]}*")
         if found is not None:
-            return replace(found if key in table else found.as_hint, key=key)
+            known = found if key in table else found.as_hint
+            return replace(known, key=key, fix=_fixes(name).get(key, known.fix))
     return None
 
 
@@ -130,6 +138,11 @@ def following(domain: str) -> Mapping[str, Any]:
     """Return what follows from a domain: the kind of the restart, whether a node may have it, and facts that fit."""
     known: Mapping[str, Any] = read_table("conclusions")["domains"].get(domain, {})
     return known
+
+
+def retry_without_row(code: str, values: Sequence[Value]) -> str:
+    """Return whether another attempt helps, by the deciding value where the code gives no reason; "": not known."""
+    return next((one.retry for one in values[:1] if is_open(code) and one.vocabulary in alike("same-everywhere")), "")
 
 
 def kind_of(facts: Mapping[str, str]) -> str:

@@ -67,6 +67,7 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
         values = _ordered([*values, *_seen_on(winner, evidence, first)], phase)
     domain = values[0].domain if values else "program"
     gives_retry = bool(values) and values[0].vocabulary in alike("give-retry")
+    own = vocabularies.retry_without_row(winner.code, values)
     others = [*_other_codes(winner, first)]
     if row is not None and any(one.is_exact and one.domain != domain for one in others):
         found = replace(found, confidence=Confidence.LIKELY, caveats=(*found.caveats, caveat("two-codes")))
@@ -94,7 +95,7 @@ def classified(found: Diagnosis, winner: Suspect, evidence: Evidence, timelines:
         phase=phase,
         why=tuple(dict.fromkeys(values))[:MOST_VALUES],
         reason_grade=grade,
-        retry=(gives_retry and values[0].retry) or retry_of(winner.code, is_whole=is_whole, domain=domain),
+        retry=(gives_retry and values[0].retry) or retry_of(winner.code, is_whole=is_whole, domain=domain, own=own),
         evidence=(*found.evidence, *misfits, *differences),
     )
 
@@ -300,11 +301,11 @@ def _grade_of(values: Sequence[Value], proofs: Iterable[Value], code: str, *, is
     return Confidence.CERTAIN if is_proven and is_known else Confidence.LIKELY
 
 
-def retry_of(code: str, *, is_whole: bool = False, domain: str = "") -> str:
-    """Return whether another attempt helps: same, exclude (without its hosts), never, unknown. What fails on all ranks
-    of its hosts only (`is_whole`) is a fault of these hosts; what its domain causes again does not pass by itself."""
+def retry_of(code: str, *, is_whole: bool = False, domain: str = "", own: str = "") -> str:
+    """Return whether another attempt helps: same, exclude (without its hosts), never, unknown; `own`: by its values.
+    What fails on all ranks of its hosts only (`is_whole`) is their fault; what its domain causes again stays."""
     row, value = signature_of(code), value_of("conclusions", code)
-    retry = value.retry if value is not None and value.retry else "unknown" if row is None else row.retry
+    retry = value.retry if value is not None and value.retry else own or ("unknown" if row is None else row.retry)
     follows = vocabularies.following(domain)
     is_state = follows.get("stays") and (row is None or row.role != result.CAUSE)
     comes_again = retry == "same" and (follows.get("comes_again") or is_state)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ascendrun.ascend.signatures import Signature, signatures
+from ascendrun.ascend.vocabularies import read_table, value_of
+from ascendrun.text import LANGUAGES, translations
 
 HEAD = """# Known failures · 已知故障
 
@@ -56,6 +58,7 @@ RETRIES: Mapping[str, str] = {
     "never": "will fail again until this is fixed",
     "unknown": "outcome of a retry: unknown",
 }
+VOCABULARIES = ("acl", "cann", "errnos")
 _CODE_SPAN = re.compile(r"(`[^`]*`)")
 
 
@@ -65,11 +68,25 @@ def render_page() -> str:
         by_family.setdefault(row.family, []).append(row)
     lines = [HEAD.rstrip(), "", "| | entries |", "|---|---|"]
     lines += [f"| [{FAMILIES[family]}](#{family}) | {len(rows)} |" for family, rows in by_family.items()]
+    codes = sum(len(keys) for name in VOCABULARIES for keys in read_table(name)["fixes"].values())
+    lines += [f"| [Return codes, error ids and errno · 返回码、错误 ID 与 errno](#codes) | {codes} |"]
     for family, rows in by_family.items():
         lines += ["", f'<a id="{family}"></a>', "", f"## {FAMILIES[family]}"]
         for row in rows:
             lines += _row(row)
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_codes()]) + "\n"
+
+
+def _codes() -> Iterator[str]:
+    """Yield what to do about the codes that need no row: their vocabulary has it."""
+    yield from ("", '<a id="codes"></a>', "", "## Return codes, error ids and errno · 返回码、错误 ID 与 errno", "")
+    yield from ("| | domain | |", "|---|---|---|")
+    for name in VOCABULARIES:
+        for fix, keys in read_table(name)["fixes"].items():
+            domains = dict.fromkeys(value.domain for value in (value_of(name, key) for key in keys) if value)
+            english, chinese = (translations(lang)[f"diagnosis.fix.{fix}"] for lang in LANGUAGES)
+            shown = ", ".join(f"`{key}`" for key in keys)
+            yield f"| {shown} | {', '.join(domains)} | {_sentence(english)}<br>{_plain(chinese)}。 |"
 
 
 def _row(row: Signature) -> Sequence[str]:

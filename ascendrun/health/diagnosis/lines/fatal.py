@@ -52,8 +52,7 @@ class Fatal(rank_lines.RankLines):
         self.marks = self._mark()
         until = min((at for at, mark in self.marks.items() if mark is Mark.REPORT), default=len(lines))
         ended = min([until, *(one.last for one in self.chains if one.final.was_uncaught)])
-        gone = [one for one in self.chains if one.first > ended and one.final.is_of_helper]
-        self.chains = tuple(one for one in self.chains if one not in gone)
+        self.chains = tuple(one for one in self.chains if not (one.first > ended and one.final.is_of_helper))
         self.raised = {at for chain in self.chains for one in chain.raised for at in range(one.first, one.last + 1)}
         late = {at for at, mark in self.marks.items() if mark is Mark.AFTERMATH} - self.raised
         self.hits = [one for one in self.hits if one.line not in late or one.signature.family in alike("report-an-end")]
