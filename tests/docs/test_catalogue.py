@@ -17,7 +17,7 @@ SAME_IN_CHINESE = frozenset(
     column.id column.pid column.python column.rank jobfile.value report.mfu report.tokens-per-s
     sim.no-compiler.hint options.row options.value diagnosis.stage-skipped.hint diagnosis.time-limit.cause
     notify.block-url program.device-speed node.command-not-executable.hint node.unknown-op.hint
-    signature.inotify-exhausted.hint signature.memlock-too-small.hint signature.no-buffers-left.hint ssh.trust
+    signature.inotify-exhausted.hint signature.memlock-too-small.hint ssh.trust
     ssh.verbose ssh.jump-failed.hint
     """.split()
 )
