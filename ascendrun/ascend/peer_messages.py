@@ -36,8 +36,6 @@ class PeerMessage:
 
 
 Maker = Callable[[Match[str]], PeerMessage]
-
-
 _Row = tuple[tuple[str, ...], Pattern[str], Maker]
 _rows: list[_Row] = []
 
@@ -82,16 +80,11 @@ def _add(kind: str, needles: Sequence[str], pattern: str, wait: str | None = Non
         groups = {name: text or "" for name, text in found.groupdict().items()}
         ranks = re.findall(r"\d+", groups.pop("ranks", "") or groups.pop("rank", ""))
         address, device = groups.pop("ip", ""), groups.pop("dev", None)
-        address = address if device is None else _server_of(address)
+        address = address if device is None else address.partition("%")[0]  # without its scope
         addresses = ((address, _device_of(device)),) if address else ()
         return PeerMessage(kind, wait, tuple(map(int, ranks)), addresses, {**groups, **values})
 
     _message(needles, pattern)(make)
-
-
-def _server_of(text: str) -> str:
-    """Return an address without its scope."""
-    return text.partition("%")[0]
 
 
 def _device_of(text: str | None) -> int | None:
@@ -117,8 +110,7 @@ def _addresses_in(text: str) -> Addresses:
 _add(
     "location",
     ["Exception Location"],
-    r"Cluster Exception Location\[IP/ID\]:\s*\[(?P<ip>[^/\]]+)/(?P<dev>\d+)\]"
-    r".*?ExceptionType:\[(?P<type>[^\]]+)\]",
+    r"Cluster Exception Location\[IP/ID\]:\s*\[(?P<ip>[^/\]]+)/(?P<dev>\d+)\].*?ExceptionType:\[(?P<type>[^\]]+)\]",
 )
 _add("location", ["crimer rank"], r"crimer rank \[(?P<ip>[^/\]]+)/(?P<dev>\d+)\] status\[(?P<type>\w+)\]")
 _add(
@@ -176,7 +168,7 @@ _add("tls", ["EI0016", "tlsStatus are inconsistent"], r"EI0016|tlsStatus are inc
 )
 def _cqe(found: Match[str]) -> PeerMessage:
     named = ((found["rip"], None), (found["rs"], _device_of(found["rd"])), (found["ip"], None))
-    addresses = [(_server_of(address), device) for address, device in named if address]
+    addresses = [(address.partition("%")[0], device) for address, device in named if address]
     return PeerMessage("cqe", addresses=tuple(addresses), values={"status": found["status"]})
 
 
@@ -277,7 +269,6 @@ _add(
     _GROUP
     + r"[Ll]ast enqueued (?:NCCL |HCCL )?work: (?P<enqueued>\d+), last completed (?:[NH]CCL )?work: (?P<completed>\d+)",
 )
-
 _add("timeout", ["dump signal"], r"dump signal due to a collective timeout from +this local rank", EXEC)
 _add("signalled", ["dump signal"], r"dump signal (?:due to a collective timeout )?from +(?:another )?rank", EXEC)
 _add("stuck", ["watchdog got stuck"], r"ProcessGroup\w+'s watchdog got stuck for \d+ seconds", EXEC)

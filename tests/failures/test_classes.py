@@ -433,28 +433,6 @@ def test_the_hint_follows_from_domain_and_scope(ranks: str, message: str, helps:
     assert helps in render(found_of("", per_host=4, groups=groups), "en").hint
 
 
-@pytest.mark.parametrize(
-    ("err", "row", "helps", "not_shown"),
-    [
-        ("RuntimeError: CUDA out of memory.", {"family": "cuda"}, "`nvidia-smi`", "npu-smi"),
-        ("ModuleNotFoundError: No module named 'acl'", {"family": "npu"}, "set_env.sh", "pip install"),
-        ("OSError: [Errno 98] Address already in use: ('0.0.0.0', 29500)", {}, "sport = :29500", "PORT"),
-        (
-            "RuntimeError: call failed. You can set the environment variable ASCEND_LAUNCH_BLOCKING=1.",
-            {"family": "npu", "hosts": {"npu01": {"facts": {"environ": {"ASCEND_LAUNCH_BLOCKING": "1"}}}}},
-            "--rank 1",
-            "LAUNCH_BLOCKING",
-        ),
-    ],
-    ids=["another accelerator", "a module of CANN", "a port", "a variable that is set already"],
-)
-def test_the_hint_fits_the_job(err: str, row: dict[str, object], helps: str, not_shown: str) -> None:
-    found = found_of(FRAME + err, **row)
-    for lang in ("en", "zh"):
-        hint = render(found, lang).hint
-        assert helps in hint and not_shown not in hint, hint
-
-
 def test_a_general_error_of_nccl_has_the_reason_that_it_reports() -> None:
     message = "torch.distributed.DistBackendError: NCCL error in: a.cpp:52, unhandled system error, NCCL version 2.21.5"
     found = found_of(f"{FRAME}{message}\nLast error:\nring 4 of the plug-in has no buffer", family="cuda")
