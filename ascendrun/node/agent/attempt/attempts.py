@@ -73,8 +73,6 @@ class Attempts:
             checks.check_directory(folder, make=False)
             streams, not_local = place_streams(folder)
             port, bases = self._leases.prepare(tag, request)
-            if not (request.get("container") or self._holder()):
-                self._ready.start(folder, self._supervisor_env())
             pointer = None
             if request.get("pointer"):
                 from ascendrun.node.agent.attempt.checkpoints import set_back_pointer
@@ -92,6 +90,8 @@ class Attempts:
                 reap.begin_lease(os.path.join(streams, RENEWED), reap.since_boot_ns())
             write_json(os.path.join(folder, PREPARED), record)
             failpoint("prepare.after_record")
+            if not (request.get("container") or self._holder()):
+                self._ready.start(folder, self._supervisor_env())
         except OSError as error:
             raise os_failure(error, "prepare-attempt", attempt=tag, path=self._root) from error
         return {
